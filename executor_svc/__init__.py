@@ -1,0 +1,1 @@
+"""Owns the requests, the step clock, the model and the device KV pool."""

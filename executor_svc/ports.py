@@ -1,0 +1,105 @@
+"""What the loop stands on: clock, scheduler, cache and model, each behind one small interface.
+
+All are polled from the loop's thread and never block it; whatever arrives rings the clock's bell, so that
+`Clock.wait` returns. The real ones live in clock.py, scheduler_client.py, cache_client.py and model_runner.py; the
+simulator has virtual ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from executor_svc.step_plan import StepPlan, StepResult
+from jitney.block_ops import Batch, BatchAnswer, Block, Chain, ChainHits, Counts, DeclaredBlock
+from jitney.decision import Decision
+from jitney.snapshot import Snapshot
+
+
+class Clock(Protocol):
+    """The executor's monotonic clock."""
+
+    def now_us(self) -> int:
+        """Microseconds since any fixed point; never goes back."""
+
+    def wait(self, until_us: int | None) -> None:
+        """Returns when the bell was rung since the last wait, or at `until_us` (None: only the bell)."""
+
+    def ring(self) -> None:
+        """Ends the current or the next wait; from any thread."""
+
+
+class SchedulerPort(Protocol):
+    """At most one snapshot is outstanding; a newer `ask` replaces it."""
+
+    @property
+    def connected(self) -> bool:
+        """Whether a replica answers."""
+
+    def ask(self, snapshot: Snapshot) -> None:
+        """Sends; returns at once. Sets `attempt` itself when it asks again on another replica."""
+
+    def poll(self) -> Decision | None:
+        """The decision for the last snapshot, once, when it is there."""
+
+
+class CacheState(Protocol):
+    """What the loop can tell a cache that has lost its memory."""
+
+    def declare(self) -> Sequence[DeclaredBlock]:
+        """Every device block that is not free. Called on the loop's thread, inside CachePort.poll."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reopened:
+    """The cache had been restarted and knows our blocks again. Unanswered batches are void: what they meant is in
+    the declaration, or has to be asked anew."""
+
+    counts: Counts
+    lost: Sequence[Block] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Fenced:
+    """A higher incarnation of this executor's name has opened the cache: stop."""
+
+    reason: str
+
+
+class CachePort(Protocol):
+    """Batches go out in order; each is answered once. Numbers batches itself (Batch.op_seq is ignored)."""
+
+    @property
+    def connected(self) -> bool:
+        """Whether the cache answers."""
+
+    def send(self, batch: Batch) -> None:
+        """Sends; returns at once."""
+
+    @property
+    def unanswered(self) -> int:
+        """Batches sent and not yet answered; the loop keeps it below 8."""
+
+    def poll(self) -> BatchAnswer | Reopened | Fenced | None:
+        """The next answer or event, in order, or None."""
+
+    def lookup(self, chains: Sequence[Chain]) -> None:
+        """Asks for hits; a newer call replaces an unanswered one."""
+
+    def poll_hits(self) -> Sequence[tuple[Chain, ChainHits]] | None:
+        """The hits of the last lookup, once, when they are there."""
+
+
+class ModelPort(Protocol):
+    """One step is in flight at most."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether a launched step has not been polled yet."""
+
+    def launch(self, plan: StepPlan) -> None:
+        """Starts; returns at once."""
+
+    def poll(self) -> StepResult | None:
+        """The result of the launched step, once, when it has ended. Raises what the step raised."""

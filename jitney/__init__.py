@@ -1,0 +1,1 @@
+"""What the three services share: the contract, columns, block keys, server plumbing, the client and the command line."""
