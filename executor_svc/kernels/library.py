@@ -1,0 +1,91 @@
+"""The loaded kernel library: at most one a process, built on first use where no install has built it."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch  # loads the OpenMP runtime that the library shares
+
+from executor_svc.kernels import build
+
+log = logging.getLogger(__name__)
+
+pointer = ctypes.c_void_p
+i64 = ctypes.c_int64
+i32 = ctypes.c_int32
+f32 = ctypes.c_float
+
+SIGNATURES: dict[str, tuple[type[Any], ...]] = {
+    "rms_norm": (pointer, i64, pointer, f32, pointer, i64, i64, i64, i32),
+    "rotary": (pointer, i64, i64, pointer, i64, i64, i64, pointer, pointer, pointer, i64, i32),
+    "silu_mul": (pointer, i64, pointer, i64, i64, i64, i32),
+    "argmax": (pointer, i64, pointer, i64, i64, i32),
+}
+"""Arguments of every kernel, as in its C source. All return nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """The kernels that this machine can run. `isas` are instruction sets, best first; never empty."""
+
+    handle: ctypes.CDLL
+    digest: str
+    compiler: str
+    threaded: bool
+    isas: tuple[str, ...]
+
+    def kernel(self, name: str, isa: str) -> Callable[..., None]:
+        """The kernel compiled for that instruction set. The call releases the interpreter lock."""
+        function = self.handle[f"{name}_{isa}"]
+        function.argtypes = SIGNATURES[name]
+        function.restype = None
+        return function
+
+    def pick(self, isa: str | None) -> str:
+        """`isa` if it runs here, or the best; ValueError otherwise."""
+        if isa is None:
+            return self.isas[0]
+        if isa not in self.isas:
+            raise ValueError(f"instruction set {isa} does not run here; there are {', '.join(self.isas)}")
+        return isa
+
+    def describe(self, isa: str) -> str:
+        """What decides the bits of native results: for the fingerprint."""
+        return f"native-{isa} kernels={self.digest} compiler={self.compiler}"
+
+
+@cache
+def load() -> Library | None:
+    """The library; None where it can be neither found nor built, which is logged in one line."""
+    try:
+        path = build.build()
+        handle = ctypes.CDLL(str(path))
+    except (build.BuildError, OSError) as error:
+        log.warning("native kernels are not available, torch takes their place (slower): %s", error)
+        return None
+    handle.jitney_compiler.restype = ctypes.c_char_p
+    handle.jitney_supports.argtypes = (ctypes.c_char_p,)
+    return Library(
+        handle=handle,
+        digest=build.digest(),
+        compiler=handle.jitney_compiler().decode(),
+        threaded=bool(handle.jitney_threaded()),
+        isas=tuple(isa for isa in build.isa_flags() if _runs(handle, isa)),
+    )
+
+
+def _runs(handle: ctypes.CDLL, isa: str) -> bool:
+    return bool(handle.jitney_supports(isa.encode())) and hasattr(handle, f"rms_norm_{isa}")
+
+
+def threads_for(elements: int) -> int:
+    """torch's number of threads if that many elements are worth waking them."""
+    return torch.get_num_threads() if elements >= WORTH_THREADS else 1
+
+
+WORTH_THREADS = 32768
