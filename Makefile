@@ -1,0 +1,90 @@
+# Jitney. `make demo` and `make test` work on a fresh clone: Linux, Python 3.11, make; a C compiler makes it fast.
+
+PYTHON ?= python3.11
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check --no-input -qq
+ISTAMP := $(VENV)/.installed
+SOURCES := jitney scheduler_svc executor_svc cache_svc simulator bench tests setup.py
+export PYTHONDONTWRITEBYTECODE :=
+say = @printf '\033[1m==> %s\033[0m\n' "$(1)"
+
+.DEFAULT_GOAL := help
+.PHONY: help venv protos kernels model serve demo test test-slow lint types proto-check fmt bench-batching k8s wheel clean distclean
+
+help: ## this list
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):[^#]*## /\1\t/' | expand -t 18
+
+$(VENV)/bin/python:
+	@command -v $(PYTHON) >/dev/null || { echo "Jitney needs Python 3.11: $(PYTHON) was not found (make PYTHON=/path/to/python3.11)"; exit 1; }
+	$(call say,creating $(VENV))
+	@$(PYTHON) -m venv $(VENV)
+
+$(ISTAMP): pyproject.toml setup.py | $(VENV)/bin/python
+	$(call say,installing Jitney and its dependencies into $(VENV): the first time downloads some 300 MB and takes minutes)
+	@$(PIP) install -e '.[dev]'
+	@touch $@
+
+venv: $(ISTAMP) ## the virtual environment with everything in it
+
+protos: $(ISTAMP) ## generate the gRPC stubs from protos/
+	@$(BIN)/python -m jitney.build_stubs
+
+kernels: $(ISTAMP) ## compile the C kernels, where a compiler is found
+	@$(BIN)/python -m executor_svc.kernels.build
+
+model: protos ## fetch the default model (once, 93 MB)
+	@$(BIN)/jitney model fetch
+
+serve: protos kernels model ## run the three services here until Ctrl-C
+	@$(BIN)/jitney serve
+
+demo: protos kernels model ## start the services, send thirty requests at once, show what happens
+	$(call say,demo)
+	@$(BIN)/jitney demo
+
+test: protos kernels model lint ## everything set up, linted and tested
+	$(call say,tests)
+	@$(BIN)/python -m pytest -q -m 'not slow'
+
+test-slow: protos kernels model ## the tests that take longer
+	@$(BIN)/python -m pytest -q -m slow
+
+lint: types proto-check ## ruff, mypy, buf
+	$(call say,ruff)
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/ruff format --check --quiet . || { echo "not formatted: run make fmt"; exit 1; }
+
+types: protos ## mypy --strict over the tree
+	$(call say,mypy)
+	@$(BIN)/mypy --no-error-summary
+
+proto-check: protos ## buf: lint, and no breaking change against the last release
+	$(call say,buf)
+	@$(BIN)/buf lint
+	@tag=$$(git describe --tags --abbrev=0 --match 'v*' 2>/dev/null || true); \
+	if [ -n "$$tag" ]; then $(BIN)/buf breaking --against ".git#tag=$$tag"; else echo "no release yet: nothing to break"; fi
+
+fmt: $(ISTAMP) ## format the code
+	@$(BIN)/ruff check --quiet --fix . || true
+	@$(BIN)/ruff format --quiet .
+	@$(BIN)/buf format -w
+
+bench-batching: protos kernels model ## tokens/s and step time at batch 1 to 128
+	@$(BIN)/python -m bench.batching
+
+k8s: $(ISTAMP) ## render and validate the Kubernetes manifests
+	@$(BIN)/python -m pytest -q tests/k8s
+
+wheel: $(ISTAMP) ## a wheel in build/dist
+	@rm -rf build/lib build/bdist.*
+	@$(PIP) wheel --no-deps -w build/dist .
+	@ls build/dist
+
+clean: ## what was built, but not the environment
+	@rm -rf build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis bench/results
+	@rm -f executor_svc/kernels/*.so jitney/*/v1/*_pb2*.py jitney/*/v1/*_pb2*.pyi
+	@find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
+
+distclean: clean ## clean, and the environment
+	@rm -rf $(VENV)
