@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from executor_svc.live_request import LiveRequest
 from executor_svc.step_plan import StepPlan, StepResult
 from jitney.block_ops import Batch, BatchAnswer, Block, Chain, ChainHits, Counts, DeclaredBlock
 from jitney.decision import Decision
-from jitney.snapshot import Snapshot
+from jitney.snapshot import Rates, Snapshot
 
 
 class Clock(Protocol):
@@ -89,6 +90,23 @@ class CachePort(Protocol):
 
     def poll_hits(self) -> Sequence[tuple[Chain, ChainHits]] | None:
         """The hits of the last lookup, once, when they are there."""
+
+
+class Hasher(Protocol):
+    """Computes block keys away from the loop's thread."""
+
+    def ready(self, request: LiveRequest) -> bool:
+        """Whether the keys of all that the request has are computed; if not, sees to it and rings."""
+
+
+class RatesPort(Protocol):
+    """Learns what steps cost."""
+
+    def observe(self, plan: StepPlan, step_us: int) -> None:
+        """A step that took so long."""
+
+    def current(self) -> Rates:
+        """What is known."""
 
 
 class ModelPort(Protocol):

@@ -1,0 +1,322 @@
+"""What the executor tells the cache each step, and what it makes of the answers.
+
+One batch a step carries, in this order: seals of blocks that the last completed step filled, releases of rows that
+left, binds of granted blocks, unneeded grants given back, and for each boarding request an Acquire of its whole chain
+and a Reserve of the rest. A request whose Acquire or Reserve falls short goes back to waiting at its place, holding
+nothing; so does one that had joined a prefix that nobody computes any more.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from executor_svc.blocks import DeviceBlocks
+from executor_svc.live_request import UNKNOWN_BLOCK, LiveRequest, State
+from executor_svc.registry import Registry
+from jitney.block_ops import (
+    Acquire,
+    Batch,
+    BatchAnswer,
+    Bind,
+    Block,
+    BlockState,
+    Counts,
+    DeclaredBlock,
+    Release,
+    RequestId,
+    Reserve,
+    ResultCode,
+    Return,
+    Seal,
+)
+from jitney.columns import I64
+from jitney.keys import Key
+
+GRANT_LOOKAHEAD_TOKENS = 2
+"""Decode blocks are asked for so many tokens before they are written."""
+
+
+@dataclass(slots=True)
+class Boarding:
+    """A request whose Acquire and Reserve are on the way; `boardings` tells a later boarding from this one."""
+
+    request: LiveRequest
+    boardings: int
+
+
+@dataclass(slots=True)
+class Sent:
+    """What the answer to a batch belongs to."""
+
+    boarding: list[Boarding] = field(default_factory=list)
+    promised_blocks: int = 0
+
+
+class Apply:
+    """Composes batches and applies answers; owns what is still to be told."""
+
+    def __init__(self, registry: Registry, blocks: DeviceBlocks) -> None:
+        self._registry = registry
+        self._blocks = blocks
+        self._left: list[LiveRequest] = []  # ended: to seal, release and forget
+        self._binds: list[Bind] = []
+        self._releases: list[Release] = []
+        self._sent: deque[Sent] = deque()
+        self.counts = Counts(total=blocks.pool_blocks)
+
+    @property
+    def boarding(self) -> bool:
+        """Whether an Acquire or Reserve is unanswered."""
+        return any(sent.boarding for sent in self._sent)
+
+    @property
+    def promised_blocks(self) -> int:
+        """Blocks that unanswered batches will take out of free and evictable."""
+        return sum(sent.promised_blocks for sent in self._sent)
+
+    def bind(self, request: LiveRequest, blocks: Sequence[Block]) -> None:
+        """Tells with the next batch that granted blocks are the request's."""
+        self._binds.append(Bind(request.id, list(blocks)))
+
+    def leave(self, request: LiveRequest) -> None:
+        """An ended request whose last launched step is over: the next batch seals, releases and forgets it."""
+        self._left.append(request)
+
+    def preempt(self, request: LiveRequest, seals: list[Seal]) -> None:
+        """A victim loses its row at once: what is complete is sealed, all is released."""
+        seals += self._seals_of(request)
+        self._releases.append(Release(request.id))
+        self._blocks.close_row(request)
+        self._registry.preemptions[request.slot] = min(255, int(self._registry.preemptions[request.slot]) + 1)
+        self._registry.back_to_waiting(request)
+
+    def compose(
+        self,
+        step: int,
+        in_flight_step: int,
+        victims: Sequence[LiveRequest],
+        admitted: Sequence[LiveRequest],
+        ran: Iterable[LiveRequest],
+        now_us: int,
+    ) -> Batch | None:
+        """The batch of this step, or None if there is nothing to tell. `ran` are the rows of the completed step."""
+        seals: list[Seal] = []
+        for request in ran:
+            if request.state is State.RUNNING:
+                seals += self._seals_of(request)
+        for request in victims:
+            self.preempt(request, seals)
+        for request in self._left:
+            if request.blocks:
+                seals += self._seals_of(request)
+            if request.boardings:
+                self._releases.append(Release(request.id))
+            self._blocks.close_row(request)
+            self._registry.forget(request)
+        self._left.clear()
+        sent = Sent()
+        acquires, reserves = self._board(admitted, sent, now_us)
+        needed = self._needed_blocks()
+        returns = self._excess(needed)
+        grant = max(0, needed - len(self._blocks.granted))
+        releases, binds = self._releases, self._binds
+        if not (seals or releases or binds or returns or acquires or grant):
+            return None
+        self._releases, self._binds = [], []
+        self._sent.append(sent)
+        return Batch(
+            op_seq=0,
+            step=step,
+            in_flight_step=in_flight_step,
+            seals=seals,
+            releases=releases,
+            binds=binds,
+            returns=returns,
+            acquires=acquires,
+            reserves=reserves,
+            grant=grant,
+        )
+
+    def answered(self, answer: BatchAnswer, now_us: int) -> None:
+        """Applies the answer to the oldest unanswered batch."""
+        sent = self._sent.popleft()
+        self.counts = answer.counts
+        for boarding, acquired, reserved in zip(sent.boarding, answer.acquires, answer.reserves, strict=True):
+            request = boarding.request
+            if request.state is not State.BOARDING or request.boardings != boarding.boardings:
+                continue
+            if acquired.code is not ResultCode.OK or reserved.code is not ResultCode.OK:
+                request.note(now_us, f"went back to waiting: {reserved.short_by} blocks short")
+                self._blocks.close_row(request)
+                self._registry.back_to_waiting(request)
+                continue
+            request.state = State.RUNNING
+            self._blocks.extend(request, [*acquired.blocks, *[UNKNOWN_BLOCK] * acquired.joined, *reserved.blocks])
+            request.sealed = len(acquired.blocks)
+            slot = request.slot
+            self._registry.loading[slot] = 0
+            self._registry.held_blocks[slot] = len(request.blocks)
+            self._registry.waits_for[slot] = acquired.owner if acquired.joined else 0
+            self._start_at_hit(request, now_us)
+        self._blocks.granted += answer.granted
+        for event in answer.joins:
+            joiner = self._registry.by_id.get(event.request)
+            if joiner is None or joiner.state is not State.RUNNING:
+                continue
+            self._blocks.fill(joiner, event.blocks)
+            joiner.sealed += len(event.blocks)
+            if event.withdrawn:
+                joiner.note(now_us, "the prefix that it waited for was given up")
+                self._releases.append(Release(joiner.id))
+                self._blocks.close_row(joiner)
+                self._registry.back_to_waiting(joiner)
+            elif not joiner.joined:
+                self._registry.waits_for[joiner.slot] = 0
+                self._start_at_hit(joiner, now_us)
+
+    def blocks_short(self) -> int:
+        """Blocks that running rows will need and that are neither granted nor to be had."""
+        return self._needed_blocks() - len(self._blocks.granted) - self.counts.free - self.counts.evictable
+
+    def reopened(self, counts: Counts, now_us: int) -> None:
+        """The cache was restarted and has our declaration: what was on the way is void."""
+        for sent in self._sent:
+            for boarding in sent.boarding:
+                request = boarding.request
+                if request.state is State.BOARDING and request.boardings == boarding.boardings:
+                    request.note(now_us, "went back to waiting: the cache was restarted")
+                    self._blocks.close_row(request)
+                    self._registry.back_to_waiting(request)
+        self._sent.clear()
+        self.counts = counts
+
+    def declare(self) -> list[DeclaredBlock]:
+        """Every device block that is not free, for a restarted cache. Joiners go back to waiting first."""
+        for request in [r for r in self._registry.running if r.joined]:
+            self._blocks.close_row(request)
+            self._registry.back_to_waiting(request)
+        self._releases.clear()
+        self._binds.clear()
+        writing: list[DeclaredBlock] = []
+        holders: dict[Block, list[RequestId]] = {}
+        sealed: dict[Block, DeclaredBlock] = {}
+        for request in [*self._registry.running, *self._left]:
+            keys = request.hash_to(len(request.blocks) * self._blocks.block_tokens, self._blocks.block_tokens)
+            for index, block in enumerate(request.blocks):
+                if index < request.sealed:
+                    holders.setdefault(block, []).append(request.id)
+                    if block not in sealed:
+                        sealed[block] = self._declared(request, index, block)
+                else:
+                    pending = keys[index] if index < self._prompt_keys(request) else b""
+                    parent = request.parent_of(index) if pending else b""
+                    writing.append(
+                        DeclaredBlock(block, BlockState.WRITING, key=pending, parent=parent, holders=[request.id])
+                    )
+        return [
+            *(DeclaredBlock(block, BlockState.GRANTED) for block in self._blocks.granted),
+            *(replace(found, holders=holders[block]) for block, found in sealed.items()),
+            *writing,
+        ]
+
+    def _declared(self, request: LiveRequest, index: int, block: Block) -> DeclaredBlock:
+        size = self._blocks.block_tokens
+        return DeclaredBlock(
+            block,
+            BlockState.SEALED,
+            key=request.keys[index],
+            parent=request.parent_of(index),
+            token_ids=request.tokens[index * size : (index + 1) * size].tobytes(),
+            tenant=request.submission.tenant,
+            salt_digest=request.salt_digest,
+            model_version=request.root.model_version,
+        )
+
+    def _prompt_keys(self, request: LiveRequest) -> int:
+        """Blocks whose pending key is the request's: the full ones of what it had when it boarded."""
+        return request.boarded_tokens // self._blocks.block_tokens
+
+    def _seals_of(self, request: LiveRequest) -> list[Seal]:
+        """The blocks that have been filled with committed tokens since the last seal, as one run."""
+        size = self._blocks.block_tokens
+        computed = int(self._registry.computed_tokens[request.slot])
+        full = min(computed, request.length, len(request.blocks) * size) // size
+        first = request.sealed
+        if full <= first or request.joined:
+            return []
+        keys = request.hash_to(full * size, size)
+        request.sealed = full
+        return [
+            Seal(
+                request=request.id,
+                blocks=request.blocks[first:full],
+                keys=keys[first:],
+                parent=request.parent_of(first),
+                token_ids=request.tokens[first * size : full * size].tobytes(),
+                tenant=request.submission.tenant,
+                salt_digest=request.salt_digest,
+                model_version=request.root.model_version,
+            )
+        ]
+
+    def _board(self, admitted: Sequence[LiveRequest], sent: Sent, now_us: int) -> tuple[list[Acquire], list[Reserve]]:
+        """Acquire and Reserve of each admitted request; one whose prefix another of them computes boards later."""
+        size = self._blocks.block_tokens
+        acquires: list[Acquire] = []
+        reserves: list[Reserve] = []
+        computing: set[Key] = set()
+        for request in admitted:
+            keys = request.hash_to(request.length, size)
+            first_miss = request.known_hits
+            if first_miss < len(keys) and keys[first_miss] in computing:
+                request.note(now_us, "boards after the request that computes the same prefix")
+                continue
+            computing.update(keys[first_miss:])
+            self._registry.board(request)
+            self._blocks.open_row(request)
+            request.boardings += 1
+            request.boarded_tokens = request.length
+            slot = request.slot
+            total = -(-request.length // size)
+            self._registry.admitted_us[slot] = now_us
+            self._registry.held_blocks[slot] = total
+            sent.boarding.append(Boarding(request, request.boardings))
+            sent.promised_blocks += max(0, total - first_miss)
+            acquires.append(Acquire(request.id, keys))
+            reserves.append(Reserve(request.id, keys, total))
+        return acquires, reserves
+
+    def _start_at_hit(self, request: LiveRequest, now_us: int) -> None:
+        """The row starts behind what the cache had: at most one token less than it has."""
+        if request.joined:
+            return
+        hit = min(request.sealed * self._blocks.block_tokens, request.length - 1)
+        self._registry.computed_tokens[request.slot] = hit
+        if request.cached_tokens < 0:
+            request.cached_tokens = min(hit, request.prompt_tokens - 1)
+            request.note(now_us, f"boarded with {request.cached_tokens} cached tokens")
+
+    def _needed_blocks(self) -> int:
+        """Granted blocks that running rows will need within the lookahead."""
+        rows = [r.slot for r in self._registry.running if r.state is State.RUNNING]
+        if not rows:
+            return 0
+        slots: I64 = np.asarray(rows, np.int64)
+        registry = self._registry
+        total = registry.prompt_tokens[slots] + registry.max_new_tokens[slots] - 1  # the last one is never written
+        reach = registry.computed_tokens[slots] + registry.in_flight_tokens[slots] + GRANT_LOOKAHEAD_TOKENS
+        wanted = -(-np.minimum(reach, total) // self._blocks.block_tokens)
+        return int(np.maximum(0, wanted - registry.held_blocks[slots]).sum())
+
+    def _excess(self, needed: int) -> list[Return]:
+        """Grants beyond need go back: a boarding request may be waiting for them."""
+        granted = self._blocks.granted
+        if len(granted) <= needed:
+            return []
+        back = granted[needed:]
+        del granted[needed:]
+        return [Return(back)]

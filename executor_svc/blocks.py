@@ -1,0 +1,88 @@
+"""The executor's side of the device blocks: block table, who here holds what, and the grant for decode rows.
+
+The cache owns block metadata; this is what the executor needs to run a step without asking. A table row that is
+given back is reused only after the next boundary, because the step in flight still reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from executor_svc.live_request import UNKNOWN_BLOCK, LiveRequest
+from jitney.block_ops import Block, block_id
+from jitney.columns import I32, I64
+
+
+class DeviceBlocks:
+    """Block tables `[table rows, blocks of a longest request]` int32, and the count of requests per block."""
+
+    def __init__(self, pool_blocks: int, max_rows: int, blocks_of_longest: int, block_tokens: int) -> None:
+        self.block_tokens = block_tokens
+        self.pool_blocks = pool_blocks
+        self.table: I32 = np.zeros((2 * max_rows + 2, blocks_of_longest), np.int32)
+        self.holders: I32 = np.zeros(pool_blocks, np.int32)
+        self.granted: list[Block] = []
+        self._free_rows = list(range(len(self.table) - 1, -1, -1))
+        self._retiring: list[int] = []
+        self.sharing_changed = False
+
+    def open_row(self, request: LiveRequest) -> None:
+        """Gives the request a table row."""
+        request.table_row = self._free_rows.pop()
+
+    def close_row(self, request: LiveRequest) -> None:
+        """Forgets the request's blocks; its table row is reused after the next boundary."""
+        self._count(request.blocks, -1)
+        request.blocks = []
+        request.joined = []
+        request.sealed = 0
+        if request.table_row >= 0:
+            self._retiring.append(request.table_row)
+            request.table_row = -1
+
+    def boundary(self) -> None:
+        """The step in flight has ended: nobody reads retired rows any more."""
+        self._free_rows += self._retiring
+        self._retiring.clear()
+
+    def extend(self, request: LiveRequest, blocks: Sequence[Block]) -> None:
+        """Appends blocks (or UNKNOWN_BLOCK for joined keys) to the request's chain."""
+        start = len(request.blocks)
+        request.blocks += blocks
+        self.table[request.table_row, start : len(request.blocks)] = [block_id(b) for b in blocks]
+        request.joined += [start + i for i, b in enumerate(blocks) if b == UNKNOWN_BLOCK]
+        self._count(blocks, 1)
+
+    def fill(self, request: LiveRequest, blocks: Sequence[Block]) -> None:
+        """Blocks for the first joined keys of the request, now sealed."""
+        for index, block in zip(request.joined, blocks, strict=False):
+            request.blocks[index] = block
+            self.table[request.table_row, index] = block_id(block)
+        del request.joined[: len(blocks)]
+        self._count(blocks, 1)
+
+    def take_granted(self, request: LiveRequest) -> Block | None:
+        """A granted block for the request's next tokens; None when the grant is used up."""
+        if not self.granted:
+            return None
+        block = self.granted.pop()
+        self.extend(request, [block])
+        return block
+
+    def shared(self, table_rows: I64, held: I32) -> I32:
+        """How many of the first `held` blocks of each table row have more than one holder here; int32 `[rows]`."""
+        if not len(table_rows) or not held.max():
+            return np.zeros(len(table_rows), np.int32)
+        width = int(held.max())
+        inside = np.arange(width) < held[:, None]
+        counts = self.holders[self.table[table_rows, :width]]
+        shared: I32 = ((counts > 1) & inside).sum(axis=1, dtype=np.int32)
+        return shared
+
+    def _count(self, blocks: Iterable[Block], by: int) -> None:
+        ids = [block_id(b) for b in blocks if b != UNKNOWN_BLOCK]
+        if ids:
+            np.add.at(self.holders, ids, by)
+            self.sharing_changed = True

@@ -1,0 +1,92 @@
+"""The waiting requests that are likely next: hashed and looked up off the loop, at most 64 at a time.
+
+Hits grow old as blocks come and go; a candidate is looked up again after a while. A request that boards without a
+look-up loses nothing: its Acquire names the whole chain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from executor_svc.live_request import LiveRequest, State
+from executor_svc.ports import CachePort, Hasher
+from executor_svc.registry import Registry
+from jitney.block_ops import Chain, ChainHits
+from jitney.columns import U64, CandidateTable
+from jitney.snapshot import MAX_CANDIDATES
+
+STALE_AFTER_STEPS = 8
+_NEWEST = 16
+
+
+class Candidates:
+    """The order of the last decision plus the newest arrivals, with what the cache has of each."""
+
+    def __init__(self, registry: Registry, cache: CachePort, hasher: Hasher, block_tokens: int) -> None:
+        self._registry = registry
+        self._cache = cache
+        self._hasher = hasher
+        self._block_tokens = block_tokens
+        self._order: Sequence[int] = ()
+        self._hits: dict[int, tuple[ChainHits, int]] = {}
+        self._asked = False
+
+    def follow(self, order: U64) -> None:
+        """The order that the last decision named."""
+        self._order = order.tolist()
+
+    def _current(self) -> list[LiveRequest]:
+        named = [r for i in self._order if (r := self._registry.by_id.get(i)) and r.state is State.WAITING]
+        seen = {r.id for r in named}
+        newest = [r for r in self._registry.newest_waiting(_NEWEST) if r.id not in seen]
+        return [*named[: MAX_CANDIDATES - len(newest)], *newest]
+
+    def refresh(self, step: int) -> None:
+        """Hashes and looks up the candidates whose hits are missing or old."""
+        current = self._current()
+        self._hits = {r.id: self._hits[r.id] for r in current if r.id in self._hits}
+        if self._asked:
+            return
+        chains = []
+        for request in current:
+            known = self._hits.get(request.id)
+            if known and step - known[1] < STALE_AFTER_STEPS:
+                continue
+            if self._hasher.ready(request):
+                chains.append(Chain(request.id, request.hash_to(request.length, self._block_tokens)))
+        if chains:
+            self._asked = True
+            self._cache.lookup(chains)
+
+    def take_hits(self, step: int) -> bool:
+        """Takes the answer to the last look-up; whether there was one."""
+        found = self._cache.poll_hits()
+        if found is None:
+            return False
+        self._asked = False
+        for chain, hits in found:
+            request = self._registry.by_id.get(chain.request)
+            if request and request.state is State.WAITING:
+                self._hits[request.id] = (hits, step)
+                request.known_hits = hits.device_blocks
+        return bool(found)
+
+    def table(self) -> CandidateTable:
+        """The candidates that were looked up."""
+        rows = [(i, h, s) for i, (h, s) in self._hits.items() if self._waits(i)]
+        return CandidateTable(
+            id=np.array([i for i, _, _ in rows], np.uint64),
+            device_hit_blocks=np.array([h.device_blocks for _, h, _ in rows], np.int32),
+            unheld_hit_blocks=np.array([h.unheld_blocks for _, h, _ in rows], np.int32),
+            cpu_hit_blocks=np.array([h.cpu_blocks for _, h, _ in rows], np.int32),
+            ssd_hit_blocks=np.array([h.ssd_blocks for _, h, _ in rows], np.int32),
+            pending_blocks=np.array([h.pending_blocks for _, h, _ in rows], np.int32),
+            pending_owner=np.array([h.pending_owner for _, h, _ in rows], np.uint64),
+            lookup_step=np.array([s for _, _, s in rows], np.uint64),
+        )
+
+    def _waits(self, request_id: int) -> bool:
+        request = self._registry.by_id.get(request_id)
+        return request is not None and request.state is State.WAITING

@@ -1,0 +1,261 @@
+"""The loop on its thread, and the calls that other threads make on it."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+
+from executor_svc.counters import StepRecord
+from executor_svc.live_request import LiveRequest, State
+from executor_svc.loop import Loop
+from executor_svc.request import Answer, FinishReason, Submission
+from jitney.block_ops import RequestId
+from jitney.decision import WaitReason
+from jitney.errors import Away, Duplicate, Missing, TooLarge
+from jitney.keys import Root, salt_digest
+from jitney.snapshot import Blocks, Outcome, PolicyChoice, PolicyMemory, Snapshot
+
+log = structlog.get_logger()
+_RETRY_US = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStatus:
+    """What runs, what waits and why, and what was done; the fields of GetStatusResponse."""
+
+    executor: str
+    incarnation: int
+    step: int
+    num_running: int
+    num_waiting: int
+    blocks: Blocks
+    scheduler_connected: bool
+    cache_connected: bool
+    decisions: int
+    coasted_steps: int
+    preemptions: int
+    outcomes: dict[Outcome, int]
+    prompt_tokens: int
+    cached_tokens: int
+    generated_tokens: int
+    waiting_reasons: tuple[tuple[WaitReason, int], ...]
+    history: tuple[StepRecord, ...]
+    policy: PolicyChoice
+    not_ready: str
+    scheduler_build: str
+    cache_reopenings: int
+    decide_us_p50: int
+    decide_us_p99: int
+
+
+class Engine:
+    """Runs the loop; submits, aborts and asks from any thread. `model_version` and `fingerprint` go into keys."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        *,
+        name: str,
+        incarnation: int,
+        model_version: str,
+        fingerprint: bytes,
+        adapter_version: str = "",
+    ) -> None:
+        self.loop = loop
+        self._name = name
+        self._incarnation = incarnation
+        self._model_version = model_version
+        self._adapter_version = adapter_version
+        self._fingerprint = fingerprint
+        self._ids = itertools.count(1)
+        self._lock = threading.Lock()
+        self._live: dict[str, LiveRequest] = {}
+        self._draining = False
+        self._stop = False
+        self.failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="loop", daemon=True)
+
+    def start(self) -> None:
+        """Starts the loop's thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the loop's thread; live requests end with an error."""
+        self._stop = True
+        self.loop.clock.ring()
+        self._thread.join()
+
+    def drain(self) -> None:
+        """Refuses what is new from here on; what is live goes on."""
+        self._draining = True
+
+    @property
+    def live(self) -> int:
+        """Live requests."""
+        return len(self._live)
+
+    @property
+    def not_ready(self) -> str:
+        """Why readiness is off; empty: ready."""
+        if self.failure is not None:
+            return f"the loop has stopped: {self.failure}"
+        if self._draining:
+            return "draining"
+        return self.loop.watchdog.not_ready(self.loop.clock.now_us())
+
+    def submit(self, submission: Submission, on_change: Callable[[], None]) -> Answer:
+        """A new request. `on_change` is called from the loop's thread when its answer has grown or ended.
+
+        Raises Away (draining or stopped), TooLarge (queue full), Duplicate (a live request has that id).
+        """
+        if self.failure is not None or self._draining or self._stop:
+            raise Away(self.not_ready or "stopping")
+        self._check_queue(submission)
+        root = Root(submission.salt, self._model_version, self._adapter_version, self._fingerprint)
+
+        def changed() -> None:
+            if request.answer.finish is not None:
+                with self._lock:
+                    if self._live.get(submission.client_id) is request:
+                        del self._live[submission.client_id]
+            on_change()
+
+        request = LiveRequest(RequestId(next(self._ids)), submission, root, salt_digest(submission.salt), changed)
+        with self._lock:
+            earlier = self._live.get(submission.client_id)
+            if earlier is not None and not (submission.takes_over and _same_prompt(earlier, submission)):
+                raise Duplicate(
+                    "a live request has this id", field="request_id", value=submission.client_id, limit="unique"
+                )
+            self._live[submission.client_id] = request
+        if earlier is not None:
+            self.loop.intake.abort(earlier, "taken over by a resumed stream")
+        self.loop.intake.submit(request, self.loop.clock.now_us())
+        return request.answer
+
+    def _check_queue(self, submission: Submission) -> None:
+        settings = self.loop.settings
+        waiting = max(0, len(self._live) - len(self.loop.registry.running))
+        if settings.max_waiting_requests and waiting >= settings.max_waiting_requests:
+            raise TooLarge(
+                f"{waiting} requests wait already, the limit is {settings.max_waiting_requests}",
+                field="queue",
+                limit=settings.max_waiting_requests,
+                value=waiting,
+                retry_after_us=_RETRY_US,
+            )
+        tokens = self.loop.registry.waiting_tokens + len(submission.prompt_ids)
+        if settings.max_waiting_tokens and tokens > settings.max_waiting_tokens:
+            raise TooLarge(
+                f"{tokens} tokens would wait, the limit is {settings.max_waiting_tokens}",
+                field="queue_tokens",
+                limit=settings.max_waiting_tokens,
+                value=tokens,
+                retry_after_us=_RETRY_US,
+            )
+
+    def abort(self, client_id: str) -> None:
+        """Ends a live request; Missing if there is none of that id."""
+        with self._lock:
+            request = self._live.get(client_id)
+        if request is None:
+            raise Missing("no live request has this id", field="request_id", value=client_id)
+        self.loop.intake.abort(request, "aborted by a call")
+
+    def abort_request(self, request_id: int) -> None:
+        """Ends a request by its internal id; silent if it has ended."""
+        with self._lock:
+            found = [r for r in self._live.values() if r.id == request_id]
+        for request in found:
+            self.loop.intake.abort(request, "its client is gone")
+
+    def status(self, history_steps: int = 0) -> EngineStatus:
+        """A reading of the counters; not one moment's cut."""
+        loop = self.loop
+        counts = loop.apply.counts
+        times = sorted(loop.counters.decide_us.copy())
+        history = tuple(loop.counters.steps.copy())[-history_steps:] if history_steps else ()
+        running = [r for r in list(loop.registry.running) if r.state is not State.ENDED]
+        return EngineStatus(
+            executor=self._name,
+            incarnation=self._incarnation,
+            step=loop.step,
+            num_running=len(running),
+            num_waiting=loop.registry.num_waiting,
+            blocks=Blocks(
+                total=loop.blocks.pool_blocks,
+                free=counts.free,
+                evictable=counts.evictable,
+                leaving=counts.leaving,
+                granted=len(loop.blocks.granted),
+            ),
+            scheduler_connected=loop.scheduler.connected,
+            cache_connected=loop.cache.connected,
+            decisions=loop.counters.decisions,
+            coasted_steps=loop.counters.coasted_steps,
+            preemptions=loop.counters.preemptions,
+            outcomes=dict(loop.counters.outcomes),
+            prompt_tokens=loop.counters.prompt_tokens,
+            cached_tokens=loop.counters.cached_tokens,
+            generated_tokens=loop.counters.generated_tokens,
+            waiting_reasons=loop.waiting_reasons if loop.registry.num_waiting else (),
+            history=history,
+            policy=loop.policy.choice,
+            not_ready=self.not_ready,
+            scheduler_build=loop.last_decision.build,
+            cache_reopenings=loop.counters.cache_reopenings,
+            decide_us_p50=times[len(times) // 2] if times else 0,
+            decide_us_p99=times[len(times) * 99 // 100] if times else 0,
+        )
+
+    def explain(self, client_id: str) -> tuple[int, Snapshot | None, list[str]]:
+        """The internal id of a live request, the last snapshot, and what happened to it, oldest first."""
+        with self._lock:
+            request = self._live.get(client_id)
+        if request is None:
+            raise Missing("no live request has this id", field="request_id", value=client_id)
+        now_us = self.loop.clock.now_us()
+        history = [f"{(now_us - at) / 1e6:.3f} s ago: {what}" for at, what in list(request.events)]
+        return request.id, self.loop.last_snapshot, history
+
+    def set_policy(self, choice: PolicyChoice) -> int:
+        """Changes the policy between two steps; returns the first step that it decides."""
+        done = threading.Event()
+
+        def change(now_us: int) -> None:
+            del now_us
+            self.loop.policy.choice = choice
+            self.loop.policy.memory = PolicyMemory()
+            done.set()
+
+        self.loop.intake.run(change)
+        done.wait(timeout=10)
+        return self.loop.step + 2
+
+    def _run(self) -> None:
+        try:
+            while not self._stop:
+                self.loop.tick()
+        except BaseException as failure:
+            self.failure = failure
+            log.exception("the loop has stopped")
+        self._end_all()
+
+    def _end_all(self) -> None:
+        reason = str(self.failure) if self.failure is not None else "the executor stops"
+        now_us = self.loop.clock.now_us()
+        with self._lock:
+            left = list(self._live.values())
+        self.loop.intake.take(now_us, 0)
+        for request in left:
+            if request.state is not State.ENDED:
+                self.loop.endings.end(request, FinishReason.ERROR, now_us, 0, message=reason)
+
+
+def _same_prompt(live: LiveRequest, submission: Submission) -> bool:
+    ours = live.submission.prompt_ids
+    return len(ours) == len(submission.prompt_ids) and bool((ours == submission.prompt_ids).all())

@@ -1,0 +1,313 @@
+"""THE loop of the executor: the step clock.
+
+    wait for step N; take its tokens and stop flags; drop rows that ended
+    launch N+1 with the decision made while N ran
+      meanwhile: stream the tokens of N; take in arrivals, aborts and deadlines;
+                 snapshot -> Decide for N+2; Apply (seals, releases, boarding) as soon as the decision is there
+
+Nothing here blocks but `clock.wait`: every turn hears what has come (a step's result, a decision, the cache's
+answers), launches if it can, tells what is new, and asks for the next decision. The loop takes its clock, rates,
+scheduler, cache and model as arguments: the simulator runs this very loop with virtual ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from executor_svc.apply import Apply
+from executor_svc.blocks import DeviceBlocks
+from executor_svc.candidates import Candidates
+from executor_svc.counters import Counters, StepRecord
+from executor_svc.endings import Endings
+from executor_svc.intake import Intake
+from executor_svc.live_request import LiveRequest, State
+from executor_svc.planning import build_plan, fit
+from executor_svc.ports import CachePort, Clock, Fenced, Hasher, ModelPort, RatesPort, Reopened, SchedulerPort
+from executor_svc.registry import Registry
+from executor_svc.request import FinishReason
+from executor_svc.situation import Identity, Policy, Situation
+from executor_svc.steps import InFlight, Steps
+from executor_svc.watchdog import Watchdog
+from jitney.decision import Decision, WaitReason
+from jitney.errors import Conflict
+from jitney.snapshot import Settings, Snapshot
+
+MAX_UNANSWERED = 7
+_IDLE_WAIT_US = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class LoopSettings:
+    """What the loop needs beside the scheduler's settings. `pool_blocks` is the size of the device pool."""
+
+    pool_blocks: int
+    coast_after_us: int = 50_000
+    ask_again_after_us: int = 1_000_000
+
+
+class Loop:
+    """Steps, decisions and batches, one turn at a time, on one thread."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        settings: Settings,
+        loop_settings: LoopSettings,
+        policy: Policy,
+        *,
+        clock: Clock,
+        rates: RatesPort,
+        scheduler: SchedulerPort,
+        cache: CachePort,
+        model: ModelPort,
+        hasher: Hasher,
+    ) -> None:
+        self.clock, self.rates, self.scheduler, self.cache, self.model = clock, rates, scheduler, cache, model
+        self.settings, self.loop_settings, self.policy = settings, loop_settings, policy
+        self.counters = Counters()
+        self.registry = Registry()
+        longest = -(-settings.context_tokens // settings.block_tokens)
+        self.blocks = DeviceBlocks(loop_settings.pool_blocks, settings.max_rows, longest, settings.block_tokens)
+        self.apply = Apply(self.registry, self.blocks)
+        self.candidates = Candidates(self.registry, cache, hasher, settings.block_tokens)
+        self.situation = Situation(
+            identity,
+            settings,
+            policy,
+            self.registry,
+            self.blocks,
+            self.apply,
+            self.candidates,
+            rates,
+            self.counters,
+        )
+        self.endings = Endings(self.registry, self.apply, self.situation, self.counters)
+        self.intake = Intake(clock, self.registry, self.endings)
+        self.steps = Steps(self.registry, self.endings, self.counters)
+        self.watchdog = Watchdog()
+        self.step = 0  # the last launched one
+        self.last_snapshot: Snapshot | None = None
+        self.last_decision = Decision()
+        self.waiting_reasons: tuple[tuple[WaitReason, int], ...] = ()
+        self._flight: InFlight | None = None
+        self._decision: Decision | None = None  # for the next boundary, batch sent
+        self._admitted: list[tuple[LiveRequest, int]] = []  # of that decision, with their first chunks
+        self._ran: Sequence[LiveRequest] = ()  # rows of the completed step whose seals are not told
+        self._got: Sequence[LiveRequest] = ()  # rows whose new token is not streamed
+        self._asked_us = 0  # when the outstanding snapshot was sent; 0: none is
+        self._coasting = False
+        self._changed = True  # something that a decision depends on has changed since the last snapshot
+
+    def tick(self) -> None:
+        """One turn; returns after it has waited for something to happen, if there was nothing to do."""
+        self._hear()
+        if self._flight is None and self._may_launch():
+            self._launch()
+        now_us = self.clock.now_us()
+        self.steps.stream(self._got, now_us, self._in_flight_step)
+        self._got = ()
+        self._changed |= self.intake.take(now_us, self._in_flight_step)
+        if self._flight is None and not self.registry.running and self.cache.unanswered < MAX_UNANSWERED:
+            self._tell_cache([], [], now_us)  # nothing runs: what ended leaves without a decision
+        self._ask()
+        self.watchdog.ticked(now_us, self)
+        self.clock.wait(self._wake_us(now_us))
+
+    @property
+    def _in_flight_step(self) -> int:
+        return self._flight.plan.step if self._flight else 0
+
+    def _hear(self) -> None:
+        """Takes what has come: the step's result, the cache's answers, look-ups, the decision."""
+        now_us = self.clock.now_us()
+        if self._flight is not None and (result := self.model.poll()) is not None:
+            flight, self._flight = self._flight, None
+            self._got = self.steps.taken(flight, result, now_us)
+            self.steps.end_finished(self._got, now_us)
+            self.endings.step_over()
+            self.blocks.boundary()
+            self._ran = flight.rows
+            self._record(flight, now_us)
+            self.rates.observe(flight.plan, result.compute_us or now_us - flight.launched_us)
+            self._changed = True
+        while (event := self.cache.poll()) is not None:
+            if isinstance(event, Fenced):
+                raise Conflict(event.reason, field="incarnation")
+            if isinstance(event, Reopened):
+                self.counters.cache_reopenings += 1
+                self.apply.reopened(event.counts, now_us)
+            else:
+                self.apply.answered(event, now_us)
+            self._changed = True
+        self._changed |= self.candidates.take_hits(self.step)
+        if self._decision is None and (decision := self.scheduler.poll()) is not None:
+            self._heed(decision, now_us)
+
+    def _heed(self, decision: Decision, now_us: int) -> None:
+        """A decision has come: what it needs of the cache goes out at once, its rows run from the next boundary."""
+        self.counters.decisions += 1
+        if self._asked_us:
+            self.counters.decide_us.append(now_us - self._asked_us)
+        self._asked_us = 0
+        self._coasting = False
+        self.situation.answered()
+        self._decision = self.last_decision = decision
+        self.waiting_reasons = decision.waiting_reasons
+        self.policy.memory = decision.memory
+        self.candidates.follow(decision.next_candidates)
+        for request_id, a, b in zip(*(c.tolist() for _, c in decision.policy_updates.columns()), strict=True):
+            if request := self.registry.by_id.get(request_id):
+                self.registry.policy_a[request.slot], self.registry.policy_b[request.slot] = a, b
+        for refusal in decision.refusals:
+            request = self.registry.by_id.get(refusal.id)
+            if request is not None and request.state is State.WAITING:
+                message = f"{refusal.reason.name.lower()}: limit {refusal.limit}, value {refusal.value}"
+                self.endings.end(request, FinishReason.REFUSED, now_us, 0, message=message)
+        if self.cache.unanswered >= MAX_UNANSWERED:  # the cache is away: nobody boards and nobody is sent off
+            return
+        victims = []
+        for victim_id, for_id in zip(decision.preempt.id.tolist(), decision.preempt.for_id.tolist(), strict=True):
+            request = self.registry.by_id.get(victim_id)
+            if request is not None and request.state is State.RUNNING:
+                victims.append(request)
+                request.note(now_us, f"preempted for request {for_id}" if for_id else "preempted: no block was left")
+        self.counters.preemptions += len(victims)
+        room = self.settings.max_rows - len(self.registry.running) + len(victims)
+        for request_id, tokens in zip(decision.admit.id.tolist(), decision.admit.tokens.tolist(), strict=True):
+            request = self.registry.by_id.get(request_id)
+            if request is not None and request.state is State.WAITING and len(self._admitted) < room:
+                self._admitted.append((request, tokens))
+        self._tell_cache(victims, [request for request, _ in self._admitted], now_us)
+
+    def _tell_cache(self, victims: Sequence[LiveRequest], admitted: Sequence[LiveRequest], now_us: int) -> None:
+        batch = self.apply.compose(self.step, self._in_flight_step, victims, admitted, self._ran, now_us)
+        self._ran = ()
+        if batch is not None:
+            self.cache.send(batch)
+
+    def _may_launch(self) -> bool:
+        """Whether the next boundary can be passed: its decision is there, or it is time to coast."""
+        if self._decision is not None:
+            # A decision that only boards waits for the blocks; one that runs others does not.
+            alone = not any(self._live_run(self._decision))
+            return not (alone and self.apply.boarding and self.cache.connected)
+        if not self.registry.running:
+            return False
+        now_us = self.clock.now_us()
+        late = self._asked_us > 0 and now_us - self._asked_us >= self.loop_settings.coast_after_us
+        return self._coasting or late
+
+    def _live_run(self, decision: Decision) -> list[tuple[LiveRequest, int]]:
+        rows = []
+        for request_id, tokens in zip(decision.run.id.tolist(), decision.run.tokens.tolist(), strict=True):
+            request = self.registry.by_id.get(request_id)
+            if request is not None and request.state is State.RUNNING:
+                rows.append((request, tokens))
+        return rows
+
+    def _launch(self) -> None:
+        """Builds the plan of the next step out of the decision, or coasts, and launches it."""
+        now_us = self.clock.now_us()
+        decided_us = self.counters.decide_us[-1] if self._decision is not None and self.counters.decide_us else 0
+        if self._decision is not None:
+            chosen = self._live_run(self._decision)
+            chosen += [(r, max(1, n)) for r, n in self._admitted if r.state is State.RUNNING]
+        else:
+            chosen = self._coast(now_us)
+        self._decision, self._admitted = None, []
+        rows: list[LiveRequest] = []
+        tokens: list[int] = []
+        for request, wanted in chosen:
+            held = len(request.blocks)
+            count = fit(self.registry, self.blocks, request, wanted)
+            if len(request.blocks) > held:
+                self.apply.bind(request, request.blocks[held:])
+            if count > 0:
+                rows.append(request)
+                tokens.append(count)
+            elif not request.joined:
+                self.counters.stalled_rows += 1
+        if not rows:
+            return
+        self.step += 1
+        plan = build_plan(self.step, self.registry, self.blocks, rows, tokens)
+        self.steps.launched(plan, rows, tokens, now_us)
+        self._flight = InFlight(plan, rows, tokens, [r.boardings for r in rows], now_us, decided_us)
+        self.model.launch(plan)
+        self._changed = True
+
+    def _coast(self, now_us: int) -> list[tuple[LiveRequest, int]]:
+        """Without a decision running rows go on; where blocks run out, the last decision's victims make room."""
+        self._coasting = True
+        self.counters.coasted_steps += 1
+        running = [r for r in self.registry.running if r.state is State.RUNNING]
+        victims: list[LiveRequest] = []
+        open_to_cache = self.cache.unanswered < MAX_UNANSWERED
+        short = self.apply.blocks_short() if open_to_cache else 0
+        for victim_id in self.last_decision.coast_victims.tolist():
+            if short <= 0 or len(victims) + 1 >= len(running):
+                break
+            request = self.registry.by_id.get(victim_id)
+            if request is not None and request.state is State.RUNNING:
+                short -= len(request.blocks)
+                victims.append(request)
+                request.note(now_us, "preempted while coasting: no block was left")
+        self.counters.preemptions += len(victims)
+        if open_to_cache:
+            self._tell_cache(victims, [], now_us)
+        cap = self.last_decision.chunk_cap_tokens or self.settings.chunk_cap_tokens
+        left = self.settings.max_step_tokens
+        chosen = []
+        for request in running:
+            if request.state is State.RUNNING and left > 0:
+                tokens = min(cap, left, request.length - int(self.registry.computed_tokens[request.slot]))
+                left -= tokens
+                chosen.append((request, tokens))
+        return chosen
+
+    def _ask(self) -> None:
+        """Shows the situation, once for each boundary, and again when nobody has answered for long."""
+        now_us = self.clock.now_us()
+        if self._decision is not None:
+            return
+        if self._asked_us and now_us - self._asked_us < self.loop_settings.ask_again_after_us:
+            return
+        due = 0 < self.last_decision.wake_at_us <= now_us
+        if not (self._changed or due or self._asked_us):
+            return
+        if not (self.registry.running or self.registry.num_waiting):
+            return
+        self.candidates.refresh(self.step)
+        self.last_snapshot = self.situation.snapshot(self.step + 1, now_us)
+        self.scheduler.ask(self.last_snapshot)
+        self._asked_us = now_us
+        self._changed = False
+
+    def _wake_us(self, now_us: int) -> int:
+        """When the next turn is due even if nothing comes."""
+        times = [now_us + _IDLE_WAIT_US]
+        if self._asked_us:
+            times.append(self._asked_us + self.loop_settings.ask_again_after_us)
+            if self._flight is None and self.registry.running:
+                times.append(self._asked_us + self.loop_settings.coast_after_us)
+        if self.last_decision.wake_at_us > now_us:
+            times.append(self.last_decision.wake_at_us)
+        if deadline := self.registry.next_deadline_us():
+            times.append(deadline)
+        return min(times)
+
+    def _record(self, flight: InFlight, now_us: int) -> None:
+        self.counters.steps.append(
+            StepRecord(
+                step=flight.plan.step,
+                at_us=flight.launched_us,
+                rows=flight.plan.rows,
+                tokens=flight.plan.tokens,
+                prefill_tokens=sum(n for n in flight.tokens if n > 1),
+                step_us=now_us - flight.launched_us,
+                decide_us=flight.decide_us,
+                waiting=self.registry.num_waiting,
+                free_blocks=self.apply.counts.free + self.apply.counts.evictable,
+            )
+        )

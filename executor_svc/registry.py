@@ -1,0 +1,219 @@
+"""All live requests: their columns, updated in place, and the two orders (running by admission, waiting by arrival).
+
+Invariants: a slot belongs to one live request; `running` and `waiting` are disjoint; `waiting` rises by id, which
+is the order of arrival, so that a preempted request finds its place again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from executor_svc.live_request import LiveRequest, State
+from executor_svc.names import Names
+from jitney.columns import I64, EndingTable, RunningTable, WaitingPolicyTable, WaitingTable, columns_of
+
+_CASTS = {"priority": np.int8, "preemptions": np.uint8, "endpoint": np.uint16}
+
+
+class Registry:
+    """Columns by slot, requests by id and by the client's id."""
+
+    def __init__(self, capacity: int = 64) -> None:
+        self._columns: dict[str, NDArray[Any]] = {c.name: np.zeros(capacity, c.dtype) for c in columns_of(RunningTable)}
+        self._free = list(range(capacity - 1, -1, -1))
+        self.by_id: dict[int, LiveRequest] = {}
+        self.by_client_id: dict[str, LiveRequest] = {}
+        self.running: list[LiveRequest] = []
+        self._waiting_slots: I64 = np.empty(0, np.int64)
+        self._waiting_ids: I64 = np.empty(0, np.int64)
+        self._ran: set[int] = set()  # ids of waiting requests that have run
+        self.tenants = Names(1 << 20)
+        self.endpoints = Names(1 << 16)
+        self.waiting_tokens = 0
+        self._live_of_tenant: Counter[int] = Counter()
+        self.sampling = _sampling_columns(capacity)
+
+    def __getattr__(self, name: str) -> NDArray[Any]:
+        columns: dict[str, NDArray[Any]] = self.__dict__["_columns"]
+        try:
+            return columns[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests without a row."""
+        return len(self._waiting_ids)
+
+    def waiting_requests(self) -> Iterable[LiveRequest]:
+        """In the order of arrival."""
+        return [self.by_id[int(i)] for i in self._waiting_ids]
+
+    def add(self, request: LiveRequest, now_us: int) -> None:
+        """A new request, waiting."""
+        if not self._free:
+            self._grow()
+        slot = self._free.pop()
+        request.slot = slot
+        asked = request.submission
+        for column in self._columns.values():
+            column[slot] = 0
+        self.id[slot] = request.id
+        self.arrival_us[slot] = now_us
+        self.priority[slot] = asked.priority
+        self.tenant[slot] = self.tenants.number(asked.tenant)
+        self.endpoint[slot] = self.endpoints.number(asked.endpoint)
+        self.prompt_tokens[slot] = request.prompt_tokens
+        self.generated_tokens[slot] = request.generated
+        self.max_new_tokens[slot] = asked.max_tokens
+        self.ttft_deadline_us[slot] = now_us + asked.ttft_deadline_us if asked.ttft_deadline_us else 0
+        self.deadline_us[slot] = now_us + asked.deadline_us if asked.deadline_us else 0
+        self.predicted_p50[slot] = self.predicted_p90[slot] = -1
+        self.features[slot] = asked.features
+        drawn = asked.sampling
+        for name, value in (
+            ("temperature", drawn.temperature),
+            ("top_p", drawn.top_p),
+            ("top_k", drawn.top_k),
+            ("min_p", drawn.min_p),
+            ("seed", drawn.seed),
+            ("logprobs", asked.logprobs),
+        ):
+            self.sampling[name][slot] = value
+        self._live_of_tenant[int(self.tenant[slot])] += 1
+        self.by_id[request.id] = request
+        self.by_client_id[asked.client_id] = request
+        self._insert_waiting(request)
+
+    def board(self, request: LiveRequest) -> None:
+        """WAITING -> BOARDING: it holds a row from here on."""
+        at = int(np.searchsorted(self._waiting_ids, request.id))
+        self._waiting_ids = np.delete(self._waiting_ids, at)
+        self._waiting_slots = np.delete(self._waiting_slots, at)
+        self._ran.discard(request.id)
+        self.waiting_tokens -= request.length
+        request.state = State.BOARDING
+        self.loading[request.slot] = 1
+        self.running.append(request)
+
+    def back_to_waiting(self, request: LiveRequest) -> None:
+        """BOARDING or RUNNING -> WAITING, at its place; it holds nothing."""
+        self.running.remove(request)
+        request.state = State.WAITING
+        slot = request.slot
+        self.computed_tokens[slot] = self.in_flight_tokens[slot] = 0
+        self.held_blocks[slot] = self.shared_blocks[slot] = self.lower_blocks[slot] = 0
+        self.waits_for[slot] = self.loading[slot] = 0
+        self._insert_waiting(request)
+
+    def end(self, request: LiveRequest) -> None:
+        """Takes a request out of its order; its slot lives on until `forget`."""
+        if request.state is State.WAITING:
+            at = int(np.searchsorted(self._waiting_ids, request.id))
+            self._waiting_ids = np.delete(self._waiting_ids, at)
+            self._waiting_slots = np.delete(self._waiting_slots, at)
+            self._ran.discard(request.id)
+            self.waiting_tokens -= request.length
+        else:
+            self.running.remove(request)
+        request.state = State.ENDED
+        self.ttft_deadline_us[request.slot] = self.deadline_us[request.slot] = 0
+        if self.by_client_id.get(request.submission.client_id) is request:
+            del self.by_client_id[request.submission.client_id]
+
+    def forget(self, request: LiveRequest) -> None:
+        """Frees the slot of an ended request, once its blocks are released."""
+        del self.by_id[request.id]
+        tenant = int(self.tenant[request.slot])
+        self._live_of_tenant[tenant] -= 1
+        if not self._live_of_tenant[tenant]:
+            del self._live_of_tenant[tenant]
+        self._free.append(request.slot)
+        request.slot = -1
+
+    def _insert_waiting(self, request: LiveRequest) -> None:
+        at = int(np.searchsorted(self._waiting_ids, request.id))
+        self._waiting_ids = np.insert(self._waiting_ids, at, request.id)
+        self._waiting_slots = np.insert(self._waiting_slots, at, request.slot)
+        self.waiting_tokens += request.length
+        if request.first_row_us:
+            self._ran.add(request.id)
+
+    def _grow(self) -> None:
+        old = len(self.id)
+        for name, column in self._columns.items():
+            self._columns[name] = np.concatenate([column, np.zeros(old, column.dtype)])
+        for name, column in _sampling_columns(old).items():
+            self.sampling[name] = np.concatenate([self.sampling[name], column])
+        self._free = list(range(2 * old - 1, old - 1, -1))
+
+    def running_table(self, requests: list[LiveRequest]) -> RunningTable:
+        """The columns of these rows, copied."""
+        slots = np.fromiter((r.slot for r in requests), np.int64, len(requests))
+        return RunningTable(**{name: column[slots] for name, column in self._columns.items()})
+
+    def ending_table(self, requests: list[LiveRequest]) -> EndingTable:
+        """Rows that reach max_tokens in the step in flight."""
+        slots = np.fromiter((r.slot for r in requests), np.int64, len(requests))
+        return EndingTable(id=self.id[slots], held_blocks=self.held_blocks[slots])
+
+    def waiting_tables(self, names: frozenset[str]) -> tuple[WaitingTable, WaitingPolicyTable]:
+        """The waiting rows with the columns that the policy reads (id always), and its own of those that have run."""
+        slots = self._waiting_slots
+        columns = {"id": self.id[slots]}
+        for name in names - {"id"}:
+            if name == "tokens":
+                columns[name] = self.prompt_tokens[slots] + self.generated_tokens[slots]
+            elif name == "new_tokens":
+                columns[name] = self.max_new_tokens[slots] - self.generated_tokens[slots]
+            else:
+                columns[name] = self._columns[name][slots].astype(_CASTS.get(name, self._columns[name].dtype))
+        ran = np.fromiter(sorted(self._ran), np.int64, len(self._ran))
+        rows = np.searchsorted(self._waiting_ids, ran)
+        own = WaitingPolicyTable(
+            policy_row=rows.astype(np.uint32), policy_a=self.policy_a[slots[rows]], policy_b=self.policy_b[slots[rows]]
+        )
+        return WaitingTable(**columns), own
+
+    def newest_waiting(self, count: int) -> list[LiveRequest]:
+        """The newest arrivals among the waiting, newest first."""
+        return [self.by_id[int(i)] for i in self._waiting_ids[: -count - 1 : -1]]
+
+    def live_tenants(self) -> list[int]:
+        """Numbers of the tenants that have a request here, rising."""
+        return sorted(self._live_of_tenant)
+
+    def next_deadline_us(self) -> int:
+        """When the next deadline of a live request passes; 0: there is none."""
+        due = self._due_us()
+        due = due[due > 0]
+        return int(due.min()) if len(due) else 0
+
+    def expired(self, now_us: int) -> list[LiveRequest]:
+        """Live requests whose deadline has passed, by id."""
+        due = self._due_us()
+        ids = self.id[np.flatnonzero((due > 0) & (due <= now_us))]
+        return [r for i in sorted(ids.tolist()) if (r := self.by_id.get(i)) is not None and r.state is not State.ENDED]
+
+    def _due_us(self) -> I64:
+        """The earlier of the deadlines that still count, by slot; 0: none, or not live."""
+        first = np.where(self.generated_tokens == 0, self.ttft_deadline_us, 0)
+        total = self.deadline_us
+        return np.where((first > 0) & ((total == 0) | (first < total)), first, total)
+
+
+def _sampling_columns(rows: int) -> dict[str, NDArray[Any]]:
+    """How each request draws, by slot; the columns of SamplingRows that do not change."""
+    return {
+        "temperature": np.zeros(rows, np.float32),
+        "top_p": np.ones(rows, np.float32),
+        "top_k": np.zeros(rows, np.int32),
+        "min_p": np.zeros(rows, np.float32),
+        "seed": np.zeros(rows, np.uint64),
+        "logprobs": np.full(rows, -1, np.int32),
+    }
