@@ -1,0 +1,156 @@
+"""An executor on a real gRPC server whose answers are known and whose streams break where a test says so.
+
+The answer to any prompt is `IDS`, one token a message; its text lags `lag` tokens behind and holds characters of
+several bytes. A resume goes on exactly as the contract says, and is checked: same hint, ids that were sent, and text
+after the bytes that were received.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from jitney.errors import JitneyError
+from jitney.executor.v1 import executor_pb2 as pb
+from jitney.executor.v1 import executor_pb2_grpc
+from jitney.serving import status
+
+PIECES = ("To", " be", " or", " nö", "t", " tö", " bé", ",", " that", " is", " 質問", " —", " whether", " 't", "is", "")
+IDS = tuple(range(100, 100 + len(PIECES)))
+TEXT = "".join(PIECES)
+HINT = {"seed": 7, "prompt_digest": b"d" * 32, "model_version": "m", "fingerprint": b"f" * 32}
+
+
+@dataclass(slots=True)
+class Break:
+    """One stream ends after so many new tokens: with a code, with a typed error, or (neither) as if all were well."""
+
+    after_tokens: int
+    code: grpc.StatusCode | None = None
+    error: JitneyError | None = None
+    before_started: bool = False
+    details: str = "broken by the test"
+
+
+@dataclass(slots=True)
+class ScriptedExecutor(executor_pb2_grpc.ExecutorServicer):
+    """Streams `IDS`; the n-th stream breaks as `breaks[n]` says, those behind them do not."""
+
+    breaks: list[Break] = field(default_factory=list)
+    lag: int = 2
+    pause_s: float = 0.0
+    requests: list[pb.GenerateRequest] = field(default_factory=list)
+    cancelled: int = 0
+    aborted: list[str] = field(default_factory=list)
+    not_identical: bool = False
+    unary_failures: int = 0
+    _abort: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def Generate(self, request: pb.GenerateRequest, context: Any) -> AsyncIterator[pb.GenerateEvent]:
+        script = self.breaks[len(self.requests)] if len(self.requests) < len(self.breaks) else None
+        self.requests.append(request)
+        done = len(request.resume.token_ids)
+        if script is not None and script.before_started:
+            await self._break(script, context)
+            return
+        yield pb.GenerateEvent(started=self._started(request))
+        given = request.resume.text_bytes_received
+        try:
+            for position in range(done, self._end(request)):
+                if script is not None and position == done + script.after_tokens:
+                    await self._break(script, context)
+                    return
+                if self._abort.is_set():
+                    yield self._finished(pb.FINISH_REASON_ABORTED, request, position)
+                    return
+                if self.pause_s:
+                    await asyncio.sleep(self.pause_s)
+                text = _bytes_of(position + 1 - self.lag)[given:]
+                given += len(text)
+                logprobs = self._logprobs()[position : position + 1]
+                yield pb.GenerateEvent(delta=pb.Delta(token_ids=[IDS[position]], text=text.decode(), logprobs=logprobs))
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        if script is not None:
+            await self._break(script, context)
+            return
+        if rest := _bytes_of(self._end(request))[given:]:
+            yield pb.GenerateEvent(delta=pb.Delta(text=rest.decode()))
+        reason = pb.FINISH_REASON_LENGTH if self._end(request) < len(IDS) else pb.FINISH_REASON_STOP
+        yield self._finished(reason, request, self._end(request))
+
+    async def GenerateOnce(self, request: pb.GenerateRequest, context: Any) -> pb.GenerateOnceResponse:
+        self.requests.append(request)
+        if self.unary_failures > 0:
+            self.unary_failures -= 1
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "away")
+        finished = self._finished(pb.FINISH_REASON_STOP, request, len(IDS)).finished
+        return pb.GenerateOnceResponse(
+            started=self._started(request), token_ids=IDS, text=TEXT, logprobs=self._logprobs(), finished=finished
+        )
+
+    async def Abort(self, request: pb.AbortRequest, context: Any) -> pb.AbortResponse:
+        self.aborted.append(request.request_id)
+        self._abort.set()
+        return pb.AbortResponse()
+
+    async def GetModelInfo(self, request: pb.GetModelInfoRequest, context: Any) -> pb.GetModelInfoResponse:
+        return pb.GetModelInfoResponse(name="scripted", vocabulary=200, eos_token_ids=[2], bit_invariant=True)
+
+    async def _break(self, script: Break, context: Any) -> None:
+        if script.error is not None:
+            await status.abort(context, script.error)
+        if script.code is not None:
+            await context.abort(script.code, script.details)
+
+    def _started(self, request: pb.GenerateRequest) -> pb.Started:
+        if request.HasField("resume"):
+            done = len(request.resume.token_ids)
+            assert tuple(request.resume.token_ids) == IDS[:done]
+            assert request.resume.hint.prompt_digest == HINT["prompt_digest"]
+            assert request.resume.text_bytes_received <= len(TEXT.encode())
+        hint = pb.ResumeHint(**HINT, not_identical=self.not_identical and request.HasField("resume"))  # type: ignore[arg-type]
+        return pb.Started(
+            request_id=request.request_id,
+            hint=hint,
+            prompt_tokens=5,
+            max_tokens=self._end(request),
+            prompt_token_ids=[1],
+        )
+
+    def _end(self, request: pb.GenerateRequest) -> int:
+        return min(request.max_tokens, len(IDS)) if request.HasField("max_tokens") else len(IDS)
+
+    def _logprobs(self) -> list[pb.TokenLogprobs]:
+        return [pb.TokenLogprobs(logprob=-float(i), top_ids=[i], top_logprobs=[-0.5]) for i in range(len(IDS))]
+
+    def _finished(self, reason: pb.FinishReason, request: pb.GenerateRequest, tokens: int) -> pb.GenerateEvent:
+        usage = pb.Usage(prompt_tokens=5, generated_tokens=tokens, cached_device_tokens=4, computed_prompt_tokens=1)
+        timings = pb.Timings(queue_us=1, ttft_us=2, total_us=3, tpot_us=4, steps=tokens)
+        return pb.GenerateEvent(
+            finished=pb.Finished(reason=reason, usage=usage, timings=timings, stop_token_id=IDS[-1])
+        )
+
+
+def _bytes_of(pieces: int) -> bytes:
+    return "".join(PIECES[: max(0, pieces)]).encode()
+
+
+@asynccontextmanager
+async def serving(executor: ScriptedExecutor, port: int = 0) -> AsyncIterator[str]:
+    """Serves it; yields the target."""
+    server = grpc.aio.server()
+    executor_pb2_grpc.add_ExecutorServicer_to_server(executor, server)
+    port = server.add_insecure_port(f"127.0.0.1:{port}")
+    await server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await server.stop(0)
