@@ -131,6 +131,21 @@ def unknown_variables(config_class: type[ServingConfig], service: str) -> list[s
     return sorted(name for name in os.environ if name.startswith(prefix) and name not in known)
 
 
+def environment() -> dict[str, str]:
+    """A copy of the environment, for child processes."""
+    return dict(os.environ)
+
+
+def cache_dir() -> Path:
+    """Where models and what was made of them are kept: JITNEY_CACHE_DIR, else ~/.cache/jitney."""
+    return Path(os.environ.get("JITNEY_CACHE_DIR") or Path.home() / ".cache" / "jitney")
+
+
+def state_dir() -> Path:
+    """Where `jitney serve` keeps lock and log: JITNEY_STATE_DIR, else ~/.local/state/jitney."""
+    return Path(os.environ.get("JITNEY_STATE_DIR") or Path.home() / ".local" / "state" / "jitney")
+
+
 def describe(config: ServingConfig) -> dict[str, str]:
     """Every setting as text, in the order of the class."""
     return {field.name: _show(getattr(config, field.name)) for field in dataclasses.fields(config)}
