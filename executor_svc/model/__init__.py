@@ -1,0 +1,1 @@
+"""The model on the CPU: files, weights, packed linear layers and the forward pass of the Llama family."""

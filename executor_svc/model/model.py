@@ -1,0 +1,124 @@
+"""A loaded model: weights, network, KV pool and sampler behind one call a step."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+from pathlib import Path
+
+import torch
+
+from executor_svc.attention import AttentionBackend, KVShape
+from executor_svc.backends import select_backend
+from executor_svc.kernels.elementwise import select_elementwise
+from executor_svc.model.gguf_file import Progress
+from executor_svc.model.linear import Arithmetic, describe
+from executor_svc.model.llama import Llama
+from executor_svc.model.loader import load_weights, no_progress
+from executor_svc.model.probe import RowMultiple, probe_cached
+from executor_svc.model.weights import Weights
+from executor_svc.model_info import ModelInfo
+from executor_svc.sampling import Sampler
+from executor_svc.step_plan import StepPlan, StepResult
+
+LAYOUT = "block-major-1"
+KV_TYPES = {"fp16": torch.float16, "fp32": torch.float32}
+
+
+class CpuModel:
+    """One model on this machine's CPU, one step at a time. Two with equal fingerprints give equal bits."""
+
+    def __init__(self, weights: Weights, llama: Llama, arithmetic: Arithmetic, rows: RowMultiple) -> None:
+        self.llama = llama
+        self.config = weights.config
+        self.backend: AttentionBackend = llama.backend
+        self._sampler = Sampler(llama.elementwise)
+        self.info = _info(weights, llama, arithmetic, rows)
+
+    @staticmethod
+    def load(
+        path: Path,
+        *,
+        arithmetic: Arithmetic = "fp16",
+        kv: str = "fp16",
+        pool_blocks: int,
+        block_tokens: int = 16,
+        max_step_tokens: int = 2048,
+        max_step_rows: int = 256,
+        cache_dir: Path | None = None,
+        progress: Progress = no_progress,
+        native: bool = True,
+    ) -> CpuModel:
+        """Loads a GGUF file or a Hugging Face directory.
+
+        `max_step_*` only tell the probe which sizes to try; larger steps run too. `native` false keeps to torch's
+        own kernels. Raises BadModel, or InvalidRequest for an arithmetic that this machine has not.
+        """
+        weights = load_weights(path, cache_dir, progress)
+        config = weights.config
+        shape = KVShape(
+            blocks=pool_blocks,
+            layers=config.layers,
+            block_tokens=block_tokens,
+            kv_heads=config.kv_heads,
+            head_size=config.head_size,
+            dtype=KV_TYPES[kv],
+        )
+        backend = select_backend(shape, prefer=None if native else "torch")
+        elementwise = select_elementwise(native)
+        progress("packing the weights", 0.96)
+        llama = Llama(weights, arithmetic, backend, elementwise)
+        progress("probing the kernels", 0.98)
+        sizes = [(layer, max_step_rows if head else max_step_tokens) for layer, head in llama.shapes()]
+        rows = probe_cached(sizes, f"{describe(arithmetic)} {_machine()}", cache_dir)
+        llama.pad_to(rows.multiple)
+        progress("ready", 1.0)
+        return CpuModel(weights, llama, arithmetic, rows)
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """Computes the step and draws its tokens. `compute_us` is left to whoever holds a clock."""
+        return self._sampler.draw(plan.step, self.llama.forward(plan), plan.sampling)
+
+
+def _info(weights: Weights, llama: Llama, arithmetic: Arithmetic, rows: RowMultiple) -> ModelInfo:
+    config, shape = weights.config, llama.backend.shape
+    kv = str(shape.dtype).removeprefix("torch.")
+    text = "; ".join(
+        (
+            f"layout={LAYOUT}",
+            f"kv={kv} block={shape.block_tokens} layers={shape.layers} heads={shape.kv_heads}x{shape.head_size}",
+            f"linear={describe(arithmetic)}",
+            f"attention={llama.backend.name}",
+            f"elementwise={llama.elementwise.describe()}",
+            f"machine={_machine()}",
+            "tp=1",
+        )
+    )
+    return ModelInfo(
+        name=weights.name,
+        version=weights.version,
+        fingerprint=hashlib.sha256(text.encode()).digest(),
+        fingerprint_text=text,
+        context_tokens=config.context_tokens,
+        vocabulary=config.vocabulary,
+        block_tokens=shape.block_tokens,
+        pool_blocks=shape.blocks,
+        block_bytes=shape.block_bytes,
+        backend=llama.backend.name,
+        arithmetic=arithmetic,
+        bit_invariant=rows.invariant and llama.backend.bit_invariant,
+        row_multiple=llama.row_multiple,
+    )
+
+
+def _machine() -> str:
+    """What decides which of torch's kernels run."""
+    return f"torch-{torch.__version__} {torch.backends.cpu.get_cpu_capability()} {platform.machine()} {_vendor()}"
+
+
+def _vendor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:
+        return "unknown"
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("vendor_id")), "unknown")
