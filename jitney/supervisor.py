@@ -106,7 +106,10 @@ class Supervisor:
         return {service.name: service.restarts for service in self._all()}
 
     def start(self, on_progress: Callable[[Progress], None] | None = None) -> None:
-        """Returns once all are SERVING. Raises Conflict if the folder is in use, Away if a service cannot start."""
+        """Returns once all are SERVING; `on_progress` is called from this thread while the model loads.
+
+        Raises Conflict if the folder is in use, Away if a service cannot start or `stop` was called meanwhile.
+        """
         self._claim()
         self._keeper = threading.Thread(target=self._keep, name="supervisor", daemon=True)
         self._keeper.start()
@@ -120,6 +123,8 @@ class Supervisor:
                     on_progress(progress)
             if self._failure is not None:
                 raise self._failure
+            if self._stopping.is_set():
+                raise Away("stopped while starting", field="state_dir", value=self.options.state_dir)
         except BaseException:
             self.stop()
             raise
@@ -139,10 +144,8 @@ class Supervisor:
         self._finished.set()
         if self._keeper is not None:
             self._keeper.join()
-            self._keeper = None
         if self._lock is not None:
             self._lock.close()
-            self._lock = None
 
     def kill(self, name: str, number: int = signal.SIGKILL) -> int:
         """Sends a signal to a service by its name; returns the process id that got it. Raises Missing."""

@@ -40,6 +40,7 @@ from jitney.serving.config import ServingConfig
 LIVE: Final = "live"
 _AGE_GRACE_MS: Final = 10_000
 _LAST_WORDS_S: Final = 2.0
+_SECOND_SIGNAL_S: Final = 0.3  # Sooner it is an echo of the first: the kernel may say twice that a parent died.
 
 Hook = Callable[[], Awaitable[None]]
 
@@ -57,6 +58,7 @@ class ServiceServer:
         self._health = health.aio.HealthServicer()
         self._stop: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._loop = asyncio.get_running_loop()
+        self._stop_asked = 0.0
         self._draining = False
         self._reason = "starting"
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
@@ -107,8 +109,13 @@ class ServiceServer:
         """Drains and stops as a signal would; from any thread."""
         self._loop.call_soon_threadsafe(self._request_stop, reason, exit_code)
 
+    def stopping_for_s(self) -> float:
+        """Seconds since the server was first asked to stop; 0 if it was not."""
+        return self._loop.time() - self._stop_asked if self._stop.done() else 0.0
+
     def _request_stop(self, reason: str, exit_code: int) -> None:
         if not self._stop.done():
+            self._stop_asked = self._loop.time()
             logs.get("server").info("stopping", reason=reason)
             self._stop.set_result(exit_code)
 
@@ -219,10 +226,10 @@ async def _prepare(server: ServiceServer, prepare: Hook | None) -> int | None:
 
 
 def _on_signal(server: ServiceServer, number: signal.Signals) -> None:
-    if server._stop.done():
+    if server.stopping_for_s() > _SECOND_SIGNAL_S:
         logs.get("server").warning("second signal: ending at once", signal=number.name)
         _exit_now(128 + number)
-    server._request_stop(number.name, 0)
+    server.request_stop(number.name)
 
 
 def _exit_now(code: int) -> None:

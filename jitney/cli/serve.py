@@ -1,0 +1,139 @@
+"""`jitney serve`: the three services on this machine, until Ctrl-C."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bar
+
+from jitney import models
+from jitney.cli.common import notes
+from jitney.errors import JitneyError
+from jitney.service_process import Progress
+from jitney.serving import config, logs
+from jitney.supervisor import ServeOptions, Supervisor
+
+Extra = list[str]
+
+
+def serve(
+    model: Annotated[
+        str, typer.Option("--model", "-m", help="GGUF file or model folder. Absent: the default model, fetched once.")
+    ] = "",
+    schedulers: Annotated[int, typer.Option(min=1, max=16, help="How many schedulers.")] = 1,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Of the executor; 0 picks a free one.")] = 50051,
+    state_dir: Annotated[
+        Path | None,
+        typer.Option(help="Folder of lock and log; one jitney serve each.", show_default="JITNEY_STATE_DIR"),
+    ] = None,
+    grace: Annotated[float, typer.Option(min=0, help="Seconds that running requests get after Ctrl-C.")] = 30.0,
+    executor: Annotated[
+        Extra | None, typer.Option(metavar="FLAG", help="Flag for the executor, e.g. --executor=--max-rows=64.")
+    ] = None,
+    scheduler: Annotated[Extra | None, typer.Option(metavar="FLAG", help="Flag for the schedulers.")] = None,
+    cache: Annotated[Extra | None, typer.Option(metavar="FLAG", help="Flag for the cache.")] = None,
+) -> None:
+    """Start scheduler, cache and executor; start again what dies; drain and stop on Ctrl-C."""
+    console = notes()
+    path = Path(model) if model else models.fetch()
+    options = ServeOptions(
+        state_dir=state_dir or config.state_dir(),
+        schedulers=schedulers,
+        executor_port=port,
+        grace_s=grace,
+        executor_args=(f"--model={path}", *(executor or ())),
+        scheduler_args=tuple(scheduler or ()),
+        cache_args=tuple(cache or ()),
+    )
+    logs.configure("supervisor", "info", "console" if console.is_terminal else "json")
+    interrupts = _Interrupts()
+    supervisor = Supervisor(options)
+    if _start(supervisor, interrupts, console):
+        _show(supervisor, console)
+        interrupts.wait()
+    _stop(supervisor, interrupts, console)
+
+
+class _Interrupts:
+    """Counts SIGINT and SIGTERM from here on."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._event = threading.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._on_signal)
+
+    def _on_signal(self, *_: Any) -> None:
+        self.count += 1
+        self._event.set()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Until the first one."""
+        return self._event.wait(timeout_s)
+
+
+def _start(supervisor: Supervisor, interrupts: _Interrupts, console: Console) -> bool:
+    """True once everything serves, False if it was interrupted. Raises what went wrong."""
+    failures: list[JitneyError] = []
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f}%"),
+        TimeElapsedColumn(),
+    )
+    with Bar(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("starting", total=1.0)
+
+        def show(progress: Progress) -> None:
+            bar.update(task, description=progress.stage, completed=progress.fraction)
+
+        def start() -> None:
+            try:
+                supervisor.start(show)
+            except JitneyError as error:
+                failures.append(error)
+
+        thread = threading.Thread(target=start, name="start")
+        thread.start()
+        while thread.is_alive():
+            if interrupts.wait(0.1):
+                supervisor.stop(at_once=True)
+            thread.join(0.1)
+    if interrupts.count:
+        return False
+    if failures:
+        console.print(f"log: {supervisor.log_path}")
+        raise failures[0]
+    return True
+
+
+def _stop(supervisor: Supervisor, interrupts: _Interrupts, console: Console) -> None:
+    """Drains; a second signal ends everything at once."""
+    seen = interrupts.count
+    console.print("stopping: running requests may end (Ctrl-C again: at once)")
+    thread = threading.Thread(target=supervisor.stop, name="stop")
+    thread.start()
+    while thread.is_alive():
+        thread.join(0.1)
+        if interrupts.count > seen:
+            supervisor.stop(at_once=True)
+    console.print("stopped")
+
+
+def _show(supervisor: Supervisor, console: Console) -> None:
+    pids = supervisor.pids
+    targets = {
+        "executor": supervisor.executor_target,
+        **{f"scheduler-{number}": target for number, target in enumerate(supervisor.scheduler_targets)},
+        "cache": supervisor.cache_target,
+    }
+    for name, target in targets.items():
+        console.print(f"{name:<12} {target:<22} pid {pids.get(name, 0)}")
+    console.print(f"{'log':<12} {supervisor.log_path}")
+    console.print("ready: jitney generate, jitney chat and jitney status talk to it; Ctrl-C stops it")
