@@ -60,9 +60,9 @@ def count(field: str, size: int, most: int) -> int:
 def token_ids(field: str, ids: Sequence[int] | I32, vocabulary: int) -> I32:
     """The ids as int32, if all of them are in the vocabulary."""
     array: I64 = np.asarray(ids, np.int64)
-    wrong = np.flatnonzero((array < 0) | (array >= vocabulary))
-    if len(wrong):
-        at, value = int(wrong[0]), int(array[wrong[0]])
+    outside = np.flatnonzero((array < 0) | (array >= vocabulary))
+    if len(outside):
+        at, value = int(outside[0]), int(array[outside[0]])
         what = f"{field}[{at}] is {value}, the vocabulary has {vocabulary} tokens"
         raise wrong(f"{field}[{at}]", what, f"0 to {vocabulary - 1}", value)
     return array.astype(np.int32)
