@@ -1,0 +1,143 @@
+"""The table of one executor's device blocks: every move between states is a method here, and nowhere else.
+
+    FREE --grant--> GRANTED --bind--> WRITING --seal--> SEALED <--hold / drop--> CACHED --evict--> FREE
+      \\------------reserve------------^   \\--drop--> FREE
+    GRANTED --give_back--> FREE
+
+Invariants: a block is in one state; `holders[b]` is the number of requests that hold b, above zero exactly for
+WRITING and SEALED; every SEALED and CACHED block is in the index, no other is; a freed block's generation rises, so
+that its old handles are stale. Generations start at 1: the handle 0 names no block.
+
+`name[b]` of a WRITING block is the key that its request reserved it for, None if there is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from cache_svc.eviction import EvictionOrder
+from cache_svc.index import Content, Index
+from jitney.block_ops import Block, BlockState, Counts
+from jitney.keys import Key
+
+FREE = BlockState.FREE
+GRANTED = BlockState.GRANTED
+WRITING = BlockState.WRITING
+SEALED = BlockState.SEALED
+CACHED = BlockState.CACHED
+
+ID_MASK = 0xFFFFFFFF
+NEXT_GENERATION = 1 << 32
+
+
+class BlockTable:
+    """States, holders and handles of `total` blocks, indexed by block id."""
+
+    __slots__ = ("evicted", "eviction", "free", "granted", "handle", "holders", "index", "name", "state", "total")
+
+    def __init__(self, total: int, generation: int = 1) -> None:
+        self.total = total
+        self.state: list[BlockState] = [FREE] * total
+        self.holders: list[int] = [0] * total
+        self.handle: list[Block] = [Block(generation << 32 | block) for block in range(total)]
+        self.name: list[Key | None] = [None] * total
+        self.free: list[int] = list(range(total - 1, -1, -1))
+        self.granted = 0
+        self.evicted = 0
+        self.index = Index(total)
+        self.eviction = EvictionOrder(self.index.parent, self.state)
+
+    @property
+    def available(self) -> int:
+        """Blocks that can be had now."""
+        return len(self.free) + len(self.eviction)
+
+    def counts(self) -> Counts:
+        """What the blocks are good for."""
+        return Counts(len(self.free), len(self.eviction), 0, self.granted, self.total)
+
+    def grant(self, wanted: int) -> list[int]:
+        """FREE -> GRANTED, as many as there are."""
+        blocks = self._take(min(wanted, self.available))
+        for block in blocks:
+            self.state[block] = GRANTED
+        self.granted += len(blocks)
+        return blocks
+
+    def give_back(self, block: int) -> None:
+        """GRANTED -> FREE."""
+        self.granted -= 1
+        self._freed(block)
+
+    def bind(self, block: int) -> None:
+        """GRANTED -> WRITING, with its first holder."""
+        self.granted -= 1
+        self.state[block] = WRITING
+        self.holders[block] = 1
+
+    def reserve(self, wanted: int) -> list[int]:
+        """FREE -> WRITING, with its first holder. There must be so many `available`."""
+        state, holders = self.state, self.holders
+        blocks = self._take(wanted)
+        for block in blocks:
+            state[block] = WRITING
+            holders[block] = 1
+        return blocks
+
+    def seal(self, block: int, key: Key, parent_key: Key, content: Content) -> None:
+        """WRITING -> SEALED, under a key that no other block has."""
+        self.name[block] = None
+        self.state[block] = SEALED
+        adopted = self.index.add(block, key, parent_key, content)
+        self.eviction.sealed(block, adopted)
+
+    def hold(self, blocks: Iterable[int]) -> None:
+        """One more holder of each: CACHED -> SEALED; WRITING and SEALED ones stay what they are."""
+        state, holders, held = self.state, self.holders, self.eviction.held
+        for block in blocks:
+            holders[block] += 1
+            if state[block] is CACHED:
+                state[block] = SEALED
+                held(block)
+
+    def drop(self, blocks: Iterable[int]) -> None:
+        """One holder less of each: without any, SEALED -> CACHED and WRITING -> FREE."""
+        state, holders, rested = self.state, self.holders, self.eviction.rested
+        for block in blocks:
+            holders[block] -= 1
+            if holders[block]:
+                continue
+            if state[block] is SEALED:
+                state[block] = CACHED
+                rested(block)
+            else:
+                self._freed(block)
+
+    def forget(self, doomed: set[int]) -> int:
+        """CACHED -> FREE for those of the doomed that are evictable; returns how many."""
+        leaving = [block for block in self.eviction.order if block in doomed]
+        for block in leaving:
+            self.eviction.remove(block)
+            self.index.remove(block)
+            self._freed(block)
+        return len(leaving)
+
+    def _take(self, wanted: int) -> list[int]:
+        """FREE blocks, evicting what is missing. The caller sets their state."""
+        free = self.free
+        for _ in range(wanted - len(free)):
+            block = self.eviction.pop()
+            self.index.remove(block)
+            self._freed(block)
+            self.evicted += 1
+        keep = len(free) - wanted
+        taken = free[keep:]
+        del free[keep:]
+        taken.reverse()
+        return taken
+
+    def _freed(self, block: int) -> None:
+        self.state[block] = FREE
+        self.name[block] = None
+        self.handle[block] = Block(self.handle[block] + NEXT_GENERATION)
+        self.free.append(block)

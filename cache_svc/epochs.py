@@ -1,0 +1,139 @@
+"""Who has opened the cache: one Session per executor name, fenced by incarnation and epoch, numbered by op_seq.
+
+Of one name the higher incarnation wins. Every Open begins a new epoch with an empty ledger; calls of an older epoch,
+or of another start of the cache (boot id), are refused with Conflict, whose `field` says why: "incarnation", "epoch",
+"boot_id", "op_seq" or "redeclare". Between an Open that redeclares and the end of the declaration no batch is
+answered: it is refused, not held.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cache_svc.blocks import BlockTable
+from cache_svc.ledger import Ledger
+from cache_svc.redeclare import restored
+from jitney.block_ops import Batch, BatchAnswer, DeclaredBlock, Opened
+from jitney.errors import Conflict, InvalidRequest, Missing
+
+ANSWERS_KEPT = 8
+MAX_BLOCKS = 1 << 24
+MAX_NAME_BYTES = 256
+
+
+@dataclass(frozen=True, slots=True)
+class DevicePool:
+    """What an executor opens the cache with."""
+
+    executor: str
+    incarnation: int
+    fingerprint: bytes
+    blocks: int
+    block_bytes: int
+    block_tokens: int
+
+    def __post_init__(self) -> None:
+        limits = (("blocks", self.blocks, MAX_BLOCKS), ("block_tokens", self.block_tokens, 1 << 16))
+        for name, value, limit in limits:
+            if not 1 <= value <= limit:
+                raise InvalidRequest(f"{name} is {value}, must be 1 to {limit}", field=name, limit=limit, value=value)
+        if not 1 <= len(self.executor.encode()) <= MAX_NAME_BYTES:
+            size = len(self.executor.encode())
+            raise InvalidRequest(
+                f"the executor's name has {size} bytes, must be 1 to {MAX_NAME_BYTES}",
+                field="executor",
+                limit=MAX_NAME_BYTES,
+                value=size,
+            )
+
+
+class Session:
+    """One epoch of one executor. `ledger` is empty, and of no use, while `redeclaring`."""
+
+    def __init__(self, pool: DevicePool, epoch: int, *, redeclares: bool) -> None:
+        self.pool = pool
+        self.epoch = epoch
+        self.redeclaring = redeclares
+        self.ledger = Ledger(BlockTable(pool.blocks), pool.block_tokens)
+        self.op_seq = 0
+        self._answers: deque[BatchAnswer] = deque(maxlen=ANSWERS_KEPT)
+
+    def apply(self, batch: Batch) -> BatchAnswer:
+        """The answer to the next batch, or the first answer to a repeated one.
+
+        Conflict for a gap, for a repeat whose answer is gone, and before the declaration is complete; InvalidRequest
+        for a malformed batch, whose number is still the next one then.
+        """
+        if self.redeclaring:
+            raise Conflict("the declaration of this epoch is not complete", field="redeclare")
+        if batch.op_seq == self.op_seq + 1:
+            answer = self.ledger.apply(batch)
+            self.op_seq = batch.op_seq
+            self._answers.append(answer)
+            return answer
+        for answer in self._answers:
+            if answer.op_seq == batch.op_seq:
+                return answer
+        raise Conflict(
+            f"batch {batch.op_seq} is neither the next one, {self.op_seq + 1}, nor one of the last {ANSWERS_KEPT}",
+            field="op_seq",
+            limit=self.op_seq + 1,
+            value=batch.op_seq,
+        )
+
+    def redeclare(self, declared: Sequence[DeclaredBlock]) -> None:
+        """Takes the whole declaration. Conflict if none is awaited, InvalidRequest for one that cannot be true."""
+        if not self.redeclaring:
+            raise Conflict("this epoch awaits no declaration", field="redeclare")
+        self.ledger = restored(self.pool.blocks, self.pool.block_tokens, declared)
+        self.redeclaring = False
+
+
+class Epochs:
+    """All sessions of one start of the cache."""
+
+    def __init__(self, boot_id: bytes) -> None:
+        self.boot_id = boot_id
+        self.sessions: dict[str, Session] = {}
+
+    def open(self, pool: DevicePool, *, redeclares: bool) -> Opened:
+        """Begins an epoch; what the name had on its device before is forgotten. Conflict for a lower incarnation."""
+        known = self.sessions.get(pool.executor)
+        if known is not None and known.pool.incarnation > pool.incarnation:
+            raise Conflict(
+                f"{pool.executor!r} was opened by incarnation {known.pool.incarnation}, this is {pool.incarnation}",
+                field="incarnation",
+                limit=known.pool.incarnation,
+                value=pool.incarnation,
+            )
+        epoch = 1 if known is None else known.epoch + 1
+        self.sessions[pool.executor] = Session(pool, epoch, redeclares=redeclares)
+        return Opened(epoch, self.boot_id)
+
+    def session(self, executor: str, epoch: int, boot_id: bytes) -> Session:
+        """The session that a call belongs to. Conflict if the cache or the epoch is another one by now."""
+        if boot_id != self.boot_id:
+            raise Conflict(
+                "the cache was restarted: open it again",
+                field="boot_id",
+                limit=self.boot_id.hex(),
+                value=boot_id.hex(),
+            )
+        session = self.of(executor)
+        if session.epoch != epoch:
+            raise Conflict(
+                f"epoch {epoch} of {executor!r} is fenced by {session.epoch}",
+                field="epoch",
+                limit=session.epoch,
+                value=epoch,
+            )
+        return session
+
+    def of(self, executor: str) -> Session:
+        """The session of a name. Missing if it has not opened the cache."""
+        session = self.sessions.get(executor)
+        if session is None:
+            raise Missing(f"no executor {executor!r} has opened this cache", field="executor", value=executor)
+        return session

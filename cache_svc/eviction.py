@@ -1,0 +1,76 @@
+"""The order in which cached blocks are evicted: leaves before parents, the least recently used first. O(1) a step.
+
+A cached block is *evictable* once all of its children are evictable, which is when no block behind it is held. It
+enters the order at that moment, so that children always stand before their parent, and whoever stands first is a
+leaf. A block that is held again, or gets a child that is held, leaves the order, and so do its ancestors.
+
+A request that holds a block holds everything before it, so that these walks end at once; only a request whose block
+stayed private (its key was sealed by another) may hold a child and not the parent.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Collection
+
+from cache_svc.index import NO_BLOCK
+from jitney.block_ops import BlockState
+
+
+class EvictionOrder:
+    """Evictable blocks. `unready[b]` counts the children of b that are not evictable.
+
+    `parent` and `state` are the lists of the index and of the block table, read only here.
+    """
+
+    __slots__ = ("order", "parent", "state", "unready")
+
+    def __init__(self, parent: list[int], state: list[BlockState]) -> None:
+        self.parent = parent
+        self.state = state
+        self.order: OrderedDict[int, None] = OrderedDict()
+        self.unready: list[int] = [0] * len(parent)
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def sealed(self, block: int, adopted: Collection[int]) -> None:
+        """A block was sealed and is held; `adopted` are the blocks that already stand behind it."""
+        self.unready[block] = sum(child not in self.order for child in adopted)
+        self._unready_behind(self.parent[block])
+
+    def held(self, block: int) -> None:
+        """A cached block got a holder."""
+        if block in self.order:
+            del self.order[block]
+            self._unready_behind(self.parent[block])
+
+    def rested(self, block: int) -> None:
+        """The last holder of a block went: it is CACHED now."""
+        order, parent, state, unready = self.order, self.parent, self.state, self.unready
+        while not unready[block]:
+            order[block] = None
+            block = parent[block]
+            if block == NO_BLOCK:
+                return
+            unready[block] -= 1
+            if state[block] is not BlockState.CACHED:
+                return
+
+    def pop(self) -> int:
+        """Takes the block that goes first. It has no children any more."""
+        return self.order.popitem(last=False)[0]
+
+    def remove(self, block: int) -> None:
+        """Takes a block out of the order whose children are gone."""
+        del self.order[block]
+
+    def _unready_behind(self, block: int) -> None:
+        """One more child of `block` is not evictable."""
+        order, parent, unready = self.order, self.parent, self.unready
+        while block != NO_BLOCK:
+            unready[block] += 1
+            if block not in order:
+                return
+            del order[block]
+            block = parent[block]

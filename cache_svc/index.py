@@ -1,0 +1,124 @@
+"""Which sealed block holds which key, and which block stands before it.
+
+A chain is found by walking its keys from the first one on. A block whose parent is not sealed is an *orphan*: the
+first of its chain (its parent is a root), or one whose parent was never sealed. When the parent is sealed later,
+orphans become its children, so that the tree of blocks always follows the tree of keys.
+
+Invariants: `sealed[key[b]] == b` for every block b that is sealed or cached; `parent[b]` is the block sealed under
+`parent_key[b]`, or NO_BLOCK, and then b is in `orphans[parent_key[b]]`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from jitney.keys import Key
+
+NO_BLOCK = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Whose content it is: what an invalidation may name."""
+
+    tenant: str
+    salt_digest: bytes
+    model_version: str
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What stands in a sealed block: int32 little-endian token ids, and whose they are."""
+
+    token_ids: bytes
+    origin: Origin
+
+
+class Index:
+    """Key to block, and the tree of blocks. Lists are indexed by block id."""
+
+    __slots__ = ("content", "key", "orphans", "parent", "parent_key", "sealed")
+
+    def __init__(self, total: int) -> None:
+        self.sealed: dict[Key, int] = {}
+        self.key: list[Key | None] = [None] * total
+        self.parent: list[int] = [NO_BLOCK] * total
+        self.parent_key: list[Key | None] = [None] * total
+        self.content: list[Content | None] = [None] * total
+        self.orphans: dict[Key, dict[int, None]] = {}
+
+    def find(self, keys: Sequence[Key]) -> list[int]:
+        """The sealed blocks of the chain, from its start to the first key that is not sealed."""
+        get = self.sealed.get
+        found: list[int] = []
+        for key in keys:
+            block = get(key)
+            if block is None:
+                break
+            found.append(block)
+        return found
+
+    def add(self, block: int, key: Key, parent_key: Key, content: Content) -> Collection[int]:
+        """Enters a block under a key that is not sealed; returns the orphans that became its children."""
+        self.sealed[key] = block
+        self.key[block] = key
+        self.content[block] = content
+        self.parent_key[block] = parent_key
+        parent = self.sealed.get(parent_key, NO_BLOCK)
+        self.parent[block] = parent
+        if parent == NO_BLOCK:
+            self.orphans.setdefault(parent_key, {})[block] = None
+        adopted = self.orphans.pop(key, None)
+        if adopted is None:
+            return ()
+        for child in adopted:
+            self.parent[child] = block
+        return adopted
+
+    def remove(self, block: int) -> None:
+        """Forgets a block that has no children."""
+        key, parent_key = self.key[block], self.parent_key[block]
+        if key is None or parent_key is None:
+            raise AssertionError(f"block {block} is not sealed")
+        del self.sealed[key]
+        if self.parent[block] == NO_BLOCK:
+            orphans = self.orphans[parent_key]
+            del orphans[block]
+            if not orphans:
+                del self.orphans[parent_key]
+        self.parent[block] = NO_BLOCK
+        self.key[block] = self.parent_key[block] = self.content[block] = None
+
+    def behind(self, tops: Iterable[int]) -> set[int]:
+        """These blocks and all that stand behind them."""
+        children: dict[int, list[int]] = {}
+        for block in self.sealed.values():
+            children.setdefault(self.parent[block], []).append(block)
+        found: set[int] = set()
+        wave = list(tops)
+        while wave:
+            block = wave.pop()
+            if block not in found:
+                found.add(block)
+                wave += children.get(block, ())
+        return found
+
+    def at(self, key: Key) -> list[int]:
+        """The block of the key, and those that wait for it as their parent (for a root: the first of its chains)."""
+        block = self.sealed.get(key)
+        return [*(() if block is None else (block,)), *self.orphans.get(key, ())]
+
+    def of_origin(self, *, tenant: str = "", salt_digest: bytes = b"", model_version: str = "") -> Iterator[int]:
+        """Blocks whose content came from there; give one of the three."""
+        for block in self.sealed.values():
+            content = self.content[block]
+            if content is None:
+                continue
+            origin = content.origin
+            if (
+                (tenant and origin.tenant == tenant)
+                or (salt_digest and origin.salt_digest == salt_digest)
+                or (model_version and origin.model_version == model_version)
+            ):
+                yield block

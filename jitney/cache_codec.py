@@ -1,0 +1,345 @@
+"""Block operations and their results, between plain values and the messages of `jitney.cache.v1`.
+
+Packed fields go through numpy and bytes: handles are uint64 little-endian, keys 32 bytes each, codes one byte each.
+Bytes that cannot be what they stand for raise InvalidRequest with the field, the limit and the value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+
+from jitney.block_ops import (
+    Acquire,
+    AcquireResult,
+    Batch,
+    BatchAnswer,
+    Bind,
+    Block,
+    BlockState,
+    Chain,
+    ChainHits,
+    Counts,
+    DeclaredBlock,
+    Fork,
+    ForkResult,
+    JoinEvent,
+    Release,
+    RequestId,
+    Reserve,
+    ReserveResult,
+    ResultCode,
+    Return,
+    Seal,
+    Share,
+    Withdraw,
+)
+from jitney.cache.v1 import cache_pb2 as pb
+from jitney.errors import InvalidRequest
+from jitney.keys import KEY_BYTES, Key
+
+_HANDLE = np.dtype("<u8")
+_KEY = np.dtype(f"V{KEY_BYTES}")
+_CODES = tuple(ResultCode)
+
+
+def encode_batch(batch: Batch, *, executor: str, epoch: int, boot_id: bytes, op_seq: int) -> pb.Batch:
+    """The batch as a message; `op_seq` goes instead of the batch's own."""
+    return pb.Batch(
+        executor=executor,
+        epoch=epoch,
+        boot_id=boot_id,
+        op_seq=op_seq,
+        step=batch.step,
+        in_flight_step=batch.in_flight_step,
+        seals=[
+            pb.Seal(
+                request=op.request,
+                blocks=_from_handles(op.blocks),
+                keys=b"".join(op.keys),
+                parent=op.parent,
+                token_ids=op.token_ids,
+                tenant=op.tenant,
+                salt_digest=op.salt_digest,
+                model_version=op.model_version,
+            )
+            for op in batch.seals
+        ],
+        withdraws=[pb.Withdraw(request=op.request) for op in batch.withdraws],
+        releases=[pb.Release(request=op.request, blocks=_from_handles(op.blocks)) for op in batch.releases],
+        binds=[pb.Bind(request=op.request, blocks=_from_handles(op.blocks)) for op in batch.binds],
+        returns=[pb.Return(blocks=_from_handles(op.blocks)) for op in batch.returns],
+        shares=[pb.Share(block=op.block, requests=op.requests) for op in batch.shares],
+        forks=[pb.Fork(request=op.request, block=op.block) for op in batch.forks],
+        acquires=[
+            pb.Acquire(request=op.request, keys=b"".join(op.keys), least_blocks=op.least_blocks)
+            for op in batch.acquires
+        ],
+        reserves=[
+            pb.Reserve(request=op.request, keys=b"".join(op.keys), blocks_total=op.blocks_total)
+            for op in batch.reserves
+        ],
+        grant=batch.grant,
+    )
+
+
+def decode_batch(message: pb.Batch) -> Batch:
+    """The batch of a message. InvalidRequest for packed bytes of a wrong length."""
+    return Batch(
+        op_seq=message.op_seq,
+        step=message.step,
+        in_flight_step=message.in_flight_step,
+        seals=[
+            Seal(
+                RequestId(op.request),
+                _handles(op.blocks, "seals.blocks"),
+                _keys(op.keys, "seals.keys"),
+                Key(op.parent),
+                op.token_ids,
+                op.tenant,
+                op.salt_digest,
+                op.model_version,
+            )
+            for op in message.seals
+        ],
+        withdraws=[Withdraw(RequestId(op.request)) for op in message.withdraws],
+        releases=[Release(RequestId(op.request), _handles(op.blocks, "releases.blocks")) for op in message.releases],
+        binds=[Bind(RequestId(op.request), _handles(op.blocks, "binds.blocks")) for op in message.binds],
+        returns=[Return(_handles(op.blocks, "returns.blocks")) for op in message.returns],
+        shares=[Share(Block(op.block), [RequestId(r) for r in op.requests]) for op in message.shares],
+        forks=[Fork(RequestId(op.request), Block(op.block)) for op in message.forks],
+        acquires=[
+            Acquire(RequestId(op.request), _keys(op.keys, "acquires.keys"), op.least_blocks) for op in message.acquires
+        ],
+        reserves=[
+            Reserve(RequestId(op.request), _keys(op.keys, "reserves.keys"), op.blocks_total) for op in message.reserves
+        ],
+        grant=message.grant,
+    )
+
+
+def encode_answer(answer: BatchAnswer, *, epoch: int, boot_id: bytes, apply_us: int) -> pb.BatchAnswer:
+    """The answer as a message; `apply_us` goes instead of the answer's own."""
+    return pb.BatchAnswer(
+        epoch=epoch,
+        boot_id=boot_id,
+        op_seq=answer.op_seq,
+        counts=encode_counts(answer.counts),
+        seals=[pb.BlockCodes(codes=bytes(codes)) for codes in answer.seals],
+        withdraws=bytes(answer.withdraws),
+        releases=[pb.BlockCodes(codes=bytes(codes)) for codes in answer.releases],
+        binds=[pb.BlockCodes(codes=bytes(codes)) for codes in answer.binds],
+        returns=[pb.BlockCodes(codes=bytes(codes)) for codes in answer.returns],
+        shares=bytes(answer.shares),
+        forks=[pb.ForkResult(code=_wire(result.code), block=result.block) for result in answer.forks],
+        acquires=[
+            pb.AcquireResult(
+                code=_wire(result.code), blocks=_from_handles(result.blocks), joined=result.joined, owner=result.owner
+            )
+            for result in answer.acquires
+        ],
+        reserves=[
+            pb.ReserveResult(code=_wire(result.code), blocks=_from_handles(result.blocks), short_by=result.short_by)
+            for result in answer.reserves
+        ],
+        granted=_from_handles(answer.granted),
+        joins=[
+            pb.JoinEvent(request=event.request, blocks=_from_handles(event.blocks), withdrawn=event.withdrawn)
+            for event in answer.joins
+        ],
+        apply_us=apply_us,
+    )
+
+
+def decode_answer(message: pb.BatchAnswer) -> BatchAnswer:
+    """The answer of a message. InvalidRequest for packed bytes of a wrong length or an unknown code."""
+    return BatchAnswer(
+        op_seq=message.op_seq,
+        counts=decode_counts(message.counts),
+        seals=[_codes(block.codes, "seals") for block in message.seals],
+        withdraws=_codes(message.withdraws, "withdraws"),
+        releases=[_codes(block.codes, "releases") for block in message.releases],
+        binds=[_codes(block.codes, "binds") for block in message.binds],
+        returns=[_codes(block.codes, "returns") for block in message.returns],
+        shares=_codes(message.shares, "shares"),
+        forks=[ForkResult(_code(result.code, "forks"), Block(result.block)) for result in message.forks],
+        acquires=[
+            AcquireResult(
+                _code(result.code, "acquires"),
+                _handles(result.blocks, "acquires.blocks"),
+                result.joined,
+                RequestId(result.owner),
+            )
+            for result in message.acquires
+        ],
+        reserves=[
+            ReserveResult(_code(result.code, "reserves"), _handles(result.blocks, "reserves.blocks"), result.short_by)
+            for result in message.reserves
+        ],
+        granted=_handles(message.granted, "granted"),
+        joins=[
+            JoinEvent(RequestId(event.request), _handles(event.blocks, "joins.blocks"), event.withdrawn)
+            for event in message.joins
+        ],
+        apply_us=message.apply_us,
+    )
+
+
+def encode_counts(counts: Counts) -> pb.Counts:
+    """Counts as a message."""
+    return pb.Counts(
+        free=counts.free,
+        evictable=counts.evictable,
+        leaving=counts.leaving,
+        granted=counts.granted,
+        total=counts.total,
+    )
+
+
+def decode_counts(message: pb.Counts) -> Counts:
+    """Counts of a message."""
+    return Counts(message.free, message.evictable, message.leaving, message.granted, message.total)
+
+
+def encode_chains(executor: str, chains: Sequence[Chain]) -> pb.LookupRequest:
+    """The look-up as a message."""
+    return pb.LookupRequest(
+        executor=executor,
+        chains=[pb.Chain(request=chain.request, keys=b"".join(chain.keys)) for chain in chains],
+    )
+
+
+def decode_chains(message: pb.LookupRequest) -> list[Chain]:
+    """The chains of a look-up. InvalidRequest for keys of a wrong length."""
+    return [Chain(RequestId(chain.request), _keys(chain.keys, "chains.keys")) for chain in message.chains]
+
+
+def encode_hits(hits: Sequence[ChainHits]) -> pb.LookupResponse:
+    """Hits as a message."""
+    return pb.LookupResponse(
+        hits=[
+            pb.ChainHits(
+                device_blocks=hit.device_blocks,
+                unheld_blocks=hit.unheld_blocks,
+                cpu_blocks=hit.cpu_blocks,
+                ssd_blocks=hit.ssd_blocks,
+                pending_blocks=hit.pending_blocks,
+                pending_owner=hit.pending_owner,
+            )
+            for hit in hits
+        ]
+    )
+
+
+def decode_hits(message: pb.LookupResponse) -> list[ChainHits]:
+    """Hits of a message."""
+    return [
+        ChainHits(
+            hit.device_blocks,
+            hit.unheld_blocks,
+            hit.cpu_blocks,
+            hit.ssd_blocks,
+            hit.pending_blocks,
+            RequestId(hit.pending_owner),
+        )
+        for hit in message.hits
+    ]
+
+
+def encode_declared(blocks: Sequence[DeclaredBlock]) -> list[pb.DeclaredBlock]:
+    """Declared blocks as messages."""
+    return [
+        pb.DeclaredBlock(
+            block=block.block,
+            state=_wire(block.state),
+            key=block.key,
+            parent=block.parent,
+            token_ids=block.token_ids,
+            tenant=block.tenant,
+            salt_digest=block.salt_digest,
+            model_version=block.model_version,
+            holders=block.holders,
+            joiners=block.joiners,
+            quarantined_until_step=block.quarantined_until_step,
+            ticket=block.ticket,
+        )
+        for block in blocks
+    ]
+
+
+def decode_declared(messages: Sequence[pb.DeclaredBlock]) -> list[DeclaredBlock]:
+    """Declared blocks of messages. InvalidRequest for an unknown state."""
+    return [
+        DeclaredBlock(
+            block=Block(message.block),
+            state=_state(message.state),
+            key=message.key,
+            parent=message.parent,
+            token_ids=message.token_ids,
+            tenant=message.tenant,
+            salt_digest=message.salt_digest,
+            model_version=message.model_version,
+            holders=[RequestId(request) for request in message.holders],
+            joiners=[RequestId(request) for request in message.joiners],
+            quarantined_until_step=message.quarantined_until_step,
+            ticket=message.ticket,
+        )
+        for message in messages
+    ]
+
+
+def _from_handles(blocks: Sequence[Block]) -> bytes:
+    return np.array(blocks, _HANDLE).tobytes() if blocks else b""
+
+
+def _handles(data: bytes, field: str) -> list[Block]:
+    if not data:
+        return []
+    _multiple(data, _HANDLE.itemsize, field)
+    handles: list[Block] = np.frombuffer(data, _HANDLE).tolist()
+    return handles
+
+
+def _keys(data: bytes, field: str) -> list[Key]:
+    if not data:
+        return []
+    _multiple(data, KEY_BYTES, field)
+    keys: list[Key] = np.frombuffer(data, _KEY).tolist()
+    return keys
+
+
+def _multiple(data: bytes, size: int, field: str) -> None:
+    if len(data) % size:
+        raise InvalidRequest(
+            f"{field} has {len(data)} bytes, no multiple of {size}", field=field, limit=size, value=len(data)
+        )
+
+
+def _codes(data: bytes, field: str) -> list[ResultCode]:
+    try:
+        return [_CODES[code] for code in data]
+    except IndexError as error:
+        raise InvalidRequest(
+            f"{field}: result code {max(data)} is unknown", field=field, limit=int(max(_CODES)), value=max(data)
+        ) from error
+
+
+def _wire(number: IntEnum) -> Any:
+    """The number of an enum value; the stubs ask for a type that exists at type checking only."""
+    return int(number)
+
+
+def _code(number: int, field: str) -> ResultCode:
+    return _codes(bytes((min(number, 255),)), field)[0]
+
+
+def _state(number: int) -> BlockState:
+    try:
+        return BlockState(number)
+    except ValueError as error:
+        raise InvalidRequest(
+            f"blocks.state {number} is unknown", field="blocks.state", limit=int(max(BlockState)), value=number
+        ) from error
