@@ -15,7 +15,7 @@ import grpc.aio
 from jitney.client import wire
 from jitney.client.answer import AsyncAnswer, EventCall, OnFinished
 from jitney.client.chat import AsyncChat
-from jitney.client.retry import Patience, RetryPolicy, is_lost
+from jitney.client.retry import Patience, RetryPolicy, as_error, is_lost
 from jitney.client.types import (
     GREEDY,
     Completion,
@@ -29,7 +29,6 @@ from jitney.client.types import (
 from jitney.executor.v1 import executor_pb2 as pb
 from jitney.executor.v1 import executor_pb2_grpc
 from jitney.serving import channels
-from jitney.serving.status import from_rpc_error
 
 DEFAULT_TARGET: Final = "127.0.0.1:50051"
 UNARY_TIMEOUT_S: Final = 30.0
@@ -49,6 +48,7 @@ class AsyncClient:
         tls_ca: Path | None = None,
     ) -> None:
         self._target = target
+        self._shown_target = target if isinstance(target, str) else ",".join(target)
         self._tls_ca = tls_ca
         self._retry = retry or RetryPolicy()
         self._channel: grpc.aio.Channel | None = None
@@ -108,7 +108,7 @@ class AsyncClient:
         self, prompt: Prompt, options: Options, on_finished: OnFinished | None, request_id: str = ""
     ) -> AsyncAnswer:
         request = wire.generate_request(prompt, options, request_id or new_request_id())
-        return AsyncAnswer(self._open_stream, self.abort, request, self._retry, on_finished)
+        return AsyncAnswer(self._open_stream, self.abort, request, self._retry, self._shown_target, on_finished)
 
     def _connected(self) -> Any:
         if self._stub is None:
@@ -128,7 +128,7 @@ class AsyncClient:
             except grpc.aio.AioRpcError as error:
                 wait_s = patience.next_wait_s() if is_lost(error) else None
                 if wait_s is None:
-                    raise from_rpc_error(error) from error
+                    raise as_error(error, self._shown_target) from error
             await asyncio.sleep(wait_s)
 
 

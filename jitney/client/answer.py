@@ -12,12 +12,10 @@ import grpc
 import grpc.aio
 
 from jitney.client.received import Received
-from jitney.client.retry import Patience, RetryPolicy, is_lost
+from jitney.client.retry import Patience, RetryPolicy, as_error, is_lost
 from jitney.client.types import Completion, Delta, Event, Finished, Started, TokenLogprobs
 from jitney.errors import Away, Duplicate, JitneyError
 from jitney.executor.v1 import executor_pb2 as pb
-from jitney.serving.status import from_rpc_error
-
 
 OnFinished = Callable[["AsyncAnswer"], None]
 
@@ -46,11 +44,13 @@ class AsyncAnswer:
         abort: Callable[[str], Awaitable[None]],
         request: pb.GenerateRequest,
         retry: RetryPolicy,
+        target: str,
         on_finished: OnFinished | None = None,
     ) -> None:
         self._open_stream = open_stream
         self._abort = abort
         self._retry = retry
+        self._target = target
         self._on_finished = on_finished
         self._received = Received(request)
         self._events = self._run()
@@ -141,9 +141,9 @@ class AsyncAnswer:
                         self._on_finished(self)
                     if event is not None:
                         yield event
-                lost: JitneyError = Away("the stream ended before the answer")
+                lost: JitneyError = Away("the stream ended before the answer", field="target", value=self._target)
             except grpc.aio.AioRpcError as error:
-                lost = from_rpc_error(error)
+                lost = as_error(error, self._target)
                 if not self._worth_another_try(error, lost, tries):
                     raise lost from error
             finally:

@@ -9,7 +9,8 @@ from typing import Any
 
 import grpc
 
-from jitney.serving.status import DETAILS_KEY
+from jitney.errors import Away, JitneyError
+from jitney.serving.status import DETAILS_KEY, from_rpc_error
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +47,27 @@ class Patience:
         return wait_s
 
 
+def as_error(error: grpc.RpcError, target: str) -> JitneyError:
+    """What the executor said; of a connection that failed, one sentence that names the target."""
+    found = from_rpc_error(error)
+    if not isinstance(found, Away) or _has_details(error):
+        return found
+    why = found.message.rsplit(": ", 1)[-1].rstrip(".")
+    return Away(f"no executor answers at {target} ({why})", field="target", value=target)
+
+
+def _has_details(error: grpc.RpcError) -> bool:
+    call: Any = error
+    return any(key == DETAILS_KEY for key, _ in call.trailing_metadata() or ())
+
+
 def is_lost(error: grpc.RpcError) -> bool:
     """The connection or the executor went away, so that the same call may well succeed elsewhere or later."""
     call: Any = error
     code, details = call.code(), call.details() or ""
     if code is grpc.StatusCode.UNAVAILABLE:
         return True
-    if any(key == DETAILS_KEY for key, _ in call.trailing_metadata() or ()):
+    if _has_details(error):
         return False  # An executor said so, in full health.
     if code is grpc.StatusCode.CANCELLED:
         return True  # Not by this side: an executor that was stopped.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
@@ -29,7 +28,7 @@ from jitney.client import (
 from jitney.client.received import Received
 from jitney.client.wire import generate_request
 from jitney.executor.v1 import executor_pb2 as pb
-from tests.support.scripted_executor import HINT, IDS, TEXT, Break, ScriptedExecutor, serving
+from tests.support.scripted_executor import HINT, IDS, TEXT, Break, InThread, ScriptedExecutor, serving
 
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 T = TypeVar("T")
@@ -174,7 +173,7 @@ def test_without_retries_a_broken_stream_is_raised() -> None:
 def test_nobody_there() -> None:
     async def work() -> None:
         async with AsyncClient("127.0.0.1:1", retry=RetryPolicy(connect_s=0.2)) as client:
-            with pytest.raises(errors.Away):
+            with pytest.raises(errors.Away, match=r"no executor answers at 127\.0\.0\.1:1 \(Connection refused\)"):
                 await client.model_info()
             with pytest.raises(errors.Away):
                 await client.generate("x").result()
@@ -344,32 +343,6 @@ def test_every_option_arrives() -> None:
         endpoint="e", salt="s", ttft_deadline_ms=8, deadline_ms=9, return_prompt_token_ids=True,
     )  # fmt: skip
     assert generate_request([], Options(), "id").WhichOneof("prompt") == "token_ids"
-
-
-class InThread:
-    """A scripted executor on a thread of its own, for callers that block."""
-
-    def __init__(self, executor: ScriptedExecutor) -> None:
-        self._executor = executor
-        self._up = threading.Event()
-        self._loop = asyncio.new_event_loop()
-        self._done = asyncio.Event()
-        self._thread = threading.Thread(target=lambda: self._loop.run_until_complete(self._run()))
-
-    async def _run(self) -> None:
-        async with serving(self._executor) as self.target:
-            self._up.set()
-            await self._done.wait()
-
-    def __enter__(self) -> str:
-        self._thread.start()
-        self._up.wait()
-        return self.target
-
-    def __exit__(self, *args: object) -> None:
-        self._loop.call_soon_threadsafe(self._done.set)
-        self._thread.join()
-        self._loop.close()
 
 
 def test_the_blocking_client_does_the_same() -> None:

@@ -8,6 +8,7 @@ after the bytes that were received.
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -16,9 +17,11 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from jitney.client.wire import policy_choice
 from jitney.errors import JitneyError
 from jitney.executor.v1 import executor_pb2 as pb
 from jitney.executor.v1 import executor_pb2_grpc
+from jitney.scheduler.v1 import scheduler_pb2
 from jitney.serving import status
 
 PIECES = ("To", " be", " or", " nö", "t", " tö", " bé", ",", " that", " is", " 質問", " —", " whether", " 't", "is", "")
@@ -48,7 +51,9 @@ class ScriptedExecutor(executor_pb2_grpc.ExecutorServicer):
     requests: list[pb.GenerateRequest] = field(default_factory=list)
     cancelled: int = 0
     aborted: list[str] = field(default_factory=list)
+    policies: list[scheduler_pb2.PolicyChoice] = field(default_factory=list)
     not_identical: bool = False
+    not_ready: str = ""
     unary_failures: int = 0
     _abort: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -102,7 +107,33 @@ class ScriptedExecutor(executor_pb2_grpc.ExecutorServicer):
         return pb.AbortResponse()
 
     async def GetModelInfo(self, request: pb.GetModelInfoRequest, context: Any) -> pb.GetModelInfoResponse:
-        return pb.GetModelInfoResponse(name="scripted", vocabulary=200, eos_token_ids=[2], bit_invariant=True)
+        return pb.GetModelInfoResponse(
+            name="scripted", vocabulary=200, eos_token_ids=[2], bit_invariant=True, has_chat_template=True
+        )
+
+    async def GetStatus(self, request: pb.GetStatusRequest, context: Any) -> pb.GetStatusResponse:
+        return pb.GetStatusResponse(
+            executor="scripted",
+            num_running=3,
+            num_waiting=2,
+            decisions=7,
+            finished_stop=5,
+            waiting_reasons=[scheduler_pb2.ReasonCount(reason=scheduler_pb2.WAIT_REASON_BLOCKS, count=2)],
+            history=[pb.StepRecord(step=1, rows=4)] * min(1, request.history_steps),
+            policy=policy_choice("fcfs", {"chunk_cap": 64}),
+            not_ready=self.not_ready,
+        )
+
+    async def SetPolicy(self, request: pb.SetPolicyRequest, context: Any) -> pb.SetPolicyResponse:
+        self.policies.append(request.policy)
+        return pb.SetPolicyResponse(from_step=42)
+
+    async def ExplainRequest(self, request: pb.ExplainRequestRequest, context: Any) -> pb.ExplainRequestResponse:
+        sentence = "needs 37 blocks, 12 free after 25 reserved"
+        said = scheduler_pb2.Explanation(
+            state="waiting", reason=scheduler_pb2.WAIT_REASON_BLOCKS, sentence=sentence, needed=37, available=12
+        )
+        return pb.ExplainRequestResponse(explanation=said, history=["arrived"])
 
     async def _break(self, script: Break, context: Any) -> None:
         if script.error is not None:
@@ -154,3 +185,29 @@ async def serving(executor: ScriptedExecutor, port: int = 0) -> AsyncIterator[st
         yield f"127.0.0.1:{port}"
     finally:
         await server.stop(0)
+
+
+class InThread:
+    """A scripted executor on a thread of its own, for callers that block."""
+
+    def __init__(self, executor: ScriptedExecutor) -> None:
+        self._executor = executor
+        self._up = threading.Event()
+        self._loop = asyncio.new_event_loop()
+        self._done = asyncio.Event()
+        self._thread = threading.Thread(target=lambda: self._loop.run_until_complete(self._run()))
+
+    async def _run(self) -> None:
+        async with serving(self._executor) as self.target:
+            self._up.set()
+            await self._done.wait()
+
+    def __enter__(self) -> str:
+        self._thread.start()
+        self._up.wait()
+        return self.target
+
+    def __exit__(self, *args: object) -> None:
+        self._loop.call_soon_threadsafe(self._done.set)
+        self._thread.join()
+        self._loop.close()

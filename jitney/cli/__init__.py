@@ -1,0 +1,24 @@
+"""The command line: `jitney serve | generate | chat | status | explain | model | policy`."""
+
+from __future__ import annotations
+
+import typer
+
+from jitney.cli import model, policy
+from jitney.cli.chat import chat
+from jitney.cli.common import Group
+from jitney.cli.generate import generate
+from jitney.cli.status import status
+
+app = typer.Typer(cls=Group, no_args_is_help=True, help="A language model, served by three processes.")
+app.command()(generate)
+app.command()(chat)
+app.command()(status)
+app.command()(policy.explain)
+app.add_typer(model.app, name="model")
+app.add_typer(policy.app, name="policy")
+
+
+def main() -> None:
+    """The entry point of the `jitney` command."""
+    app()

@@ -1,0 +1,105 @@
+"""`jitney generate`: one answer, streamed to stdout."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from typing import Annotated
+
+import typer
+
+from jitney.cli import common, sampling
+from jitney.client import Client, Completion, Delta, Message, Options, Prompt
+from jitney.errors import InvalidRequest
+
+
+def generate(
+    prompt: Annotated[str, typer.Argument(help='What to say to the model; "-" reads it from stdin.')],
+    system: sampling.System = "",
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Go on with the text as it is, not as a message of a chat.")
+    ] = False,
+    max_tokens: sampling.MaxTokens = None,
+    temperature: sampling.Temperature = 0.0,
+    top_p: sampling.TopP = None,
+    top_k: sampling.TopK = None,
+    min_p: sampling.MinP = None,
+    seed: sampling.Seed = None,
+    stop: sampling.Stop = None,
+    logprobs: Annotated[int | None, typer.Option("--logprobs", help="With --json: top k of each token.")] = None,
+    priority: sampling.Priority = 0,
+    tenant: sampling.Tenant = "",
+    deadline_ms: sampling.DeadlineMs = None,
+    stats: Annotated[bool, typer.Option("--stats", help="Times and counts on stderr.")] = False,
+    as_json: common.AsJson = False,
+    target: common.Target = common.TARGET,
+    patience: common.Patience = common.PATIENCE_S,
+    tls_ca: common.TlsCa = None,
+) -> None:
+    """Answers one prompt; the text is streamed as it comes."""
+    if raw and system:
+        raise InvalidRequest("--raw sends the text as it is, so --system has no place in it", field="system")
+    options = Options(
+        max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, seed=seed,
+        stop=stop or (), logprobs=logprobs, priority=priority, tenant=tenant, deadline_ms=deadline_ms,
+    )  # fmt: skip
+    text = sys.stdin.read() if prompt == "-" else prompt
+    with common.client(target, patience, tls_ca) as client:
+        asked = _prompt(client, text, system, raw)
+        done = client.generate(asked, options).result() if as_json else _stream(client, asked, options)
+    if as_json:
+        print(json.dumps(_plain(done), ensure_ascii=False))
+    if stats:
+        common.notes().print(stats_line(done))
+    raise typer.Exit(common.FINISH_CODES.get(done.finished.reason, 1))
+
+
+def _prompt(client: Client, text: str, system: str, raw: bool) -> Prompt:
+    """A chat where the model has a template for one."""
+    if raw or not (system or client.model_info().has_chat_template):
+        return text
+    return [Message("system", system), Message("user", text)] if system else [Message("user", text)]
+
+
+def _stream(client: Client, prompt: Prompt, options: Options) -> Completion:
+    with client.generate(prompt, options) as answer:
+        for event in answer:
+            if isinstance(event, Delta):
+                common.emit(event.text)
+        common.emit("\n")
+        return answer.result()
+
+
+def _plain(done: Completion) -> dict[str, object]:
+    """For JSON."""
+    finished = done.finished
+    return {
+        "request_id": done.started.request_id,
+        "text": done.text,
+        "token_ids": done.token_ids,
+        "finish_reason": finished.reason.name.lower(),
+        "stop_matched": finished.stop_matched,
+        "seed": done.started.seed,
+        "model_version": done.started.model_version,
+        "logprobs": [dataclasses.asdict(item) for item in done.logprobs],
+        "usage": dataclasses.asdict(finished.usage),
+        "timings": dataclasses.asdict(finished.timings),
+        "resumed": done.resumed,
+        "not_identical": done.not_identical,
+    }
+
+
+def stats_line(done: Completion) -> str:
+    """Counts and times of an answer in one line."""
+    usage, timings = done.finished.usage, done.finished.timings
+    speed = 1e6 / timings.tpot_us if timings.tpot_us else 0.0
+    parts = [
+        f"{usage.prompt_tokens} prompt tokens, {usage.cached_tokens} of them cached",
+        f"{usage.generated_tokens} generated",
+        f"first after {timings.ttft_us / 1000:.0f} ms, then {speed:.1f} a second",
+        done.finished.reason.name.lower(),
+    ]
+    if done.resumed:
+        parts.append(f"resumed {done.resumed} times")
+    return " · ".join(parts)
