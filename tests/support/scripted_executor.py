@@ -18,7 +18,7 @@ import grpc
 import grpc.aio
 
 from jitney.client.wire import policy_choice
-from jitney.errors import JitneyError
+from jitney.errors import Aborted, JitneyError
 from jitney.executor.v1 import executor_pb2 as pb
 from jitney.executor.v1 import executor_pb2_grpc
 from jitney.scheduler.v1 import scheduler_pb2
@@ -73,7 +73,7 @@ class ScriptedExecutor(executor_pb2_grpc.ExecutorServicer):
                     return
                 if self._abort.is_set():
                     yield self._finished(pb.FINISH_REASON_ABORTED, request, position)
-                    return
+                    await status.abort(context, Aborted("by another call"))
                 if self.pause_s:
                     await asyncio.sleep(self.pause_s)
                 text = _bytes_of(position + 1 - self.lag)[given:]
