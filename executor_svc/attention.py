@@ -66,6 +66,9 @@ class AttentionBackend(Protocol):
     shape: KVShape
     bit_invariant: bool
 
+    def describe(self) -> str:
+        """What decides the bits of the results beside the pool's type: for the fingerprint."""
+
     def plan(self, step: StepPlan) -> Planned:
         """Prepares a step once for all layers. Reads only table entries inside each row's planned context."""
 

@@ -25,8 +25,15 @@ SIGNATURES: dict[str, tuple[type[Any], ...]] = {
     "rotary": (pointer, i64, i64, pointer, i64, i64, i64, pointer, pointer, pointer, i64, i32),
     "silu_mul": (pointer, i64, pointer, i64, i64, i64, i32),
     "argmax": (pointer, i64, pointer, i64, i64, i32),
+    "attend": (pointer,),
+    "attend_scratch": (i64, i64, i64),
+    "attend_part": (i64, i64),
+    "write_kv": (pointer, i64, i64, i64, i64, pointer, pointer, i64, pointer, i64, i64, i32),
+    "check_table": (pointer, i64, pointer, pointer, i64, i64, i64),
+    "move_rows": (pointer, pointer, pointer, pointer, i64, i64, i32),
 }
-"""Arguments of every kernel, as in its C source. All return nothing."""
+"""Arguments of every kernel, as in its C source."""
+RETURNS: dict[str, type[Any]] = {"attend_scratch": i64, "attend_part": i64, "check_table": i64}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +46,11 @@ class Library:
     threaded: bool
     isas: tuple[str, ...]
 
-    def kernel(self, name: str, isa: str) -> Callable[..., None]:
+    def kernel(self, name: str, isa: str) -> Callable[..., Any]:
         """The kernel compiled for that instruction set. The call releases the interpreter lock."""
         function = self.handle[f"{name}_{isa}"]
         function.argtypes = SIGNATURES[name]
-        function.restype = None
+        function.restype = RETURNS.get(name)
         return function
 
     def pick(self, isa: str | None) -> str:

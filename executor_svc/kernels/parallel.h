@@ -6,8 +6,10 @@
 #include <omp.h>
 #define PRAGMA(x) _Pragma(#x)
 #define PARALLEL_FOR(threads) PRAGMA(omp parallel for num_threads(threads) if ((threads) > 1) schedule(static))
+#define THREAD() omp_get_thread_num()
 #else
 #define PARALLEL_FOR(threads) (void)(threads);
+#define THREAD() 0
 #endif
 
 #endif
