@@ -79,18 +79,13 @@ def hopeless(snapshot: Snapshot) -> Flags | None:
     return tokens > pool
 
 
-def refusals(snapshot: Snapshot, waiting: Flags | None, rows: RunningRows, stuck: Flags) -> tuple[Refusal, ...]:
-    """Of `waiting` [W] and of running `rows` that are `stuck` [R]: they need more blocks than the pool has."""
-    total, size = snapshot.blocks.total, snapshot.settings.block_tokens
-    found = [
-        Refusal(id_, RefusalReason.NEVER_FITS, limit=total, value=held + 1)
-        for id_, held in zip(rows.id[stuck].tolist(), rows.held[stuck].tolist(), strict=True)
-    ]
-    if waiting is not None:
-        table = snapshot.waiting
-        for id_, tokens in zip(table.id[waiting].tolist(), table.tokens[waiting].tolist(), strict=True):
-            found.append(Refusal(id_, RefusalReason.NEVER_FITS, limit=total, value=-(-tokens // size)))
-    return tuple(found)
+def refusals(snapshot: Snapshot, waiting: Flags | None) -> tuple[Refusal, ...]:
+    """Of `waiting` [W], requests that need more blocks than the pool has."""
+    if waiting is None:
+        return ()
+    table, total, size = snapshot.waiting, snapshot.blocks.total, snapshot.settings.block_tokens
+    rows = zip(table.id[waiting].tolist(), table.tokens[waiting].tolist(), strict=True)
+    return tuple(Refusal(id_, RefusalReason.NEVER_FITS, limit=total, value=-(-tokens // size)) for id_, tokens in rows)
 
 
 def board(
@@ -139,7 +134,7 @@ def _chunk(settings: Settings, wanted: int, left: int, *, others: bool) -> int:
 
 
 def _later(snapshot: Snapshot, tokens: int, new: int, *, whole: bool) -> int:
-    """Blocks kept for what a request will generate: for all of it, or for a step into the next block if that is near."""
+    """Blocks kept for what a request will generate: all of it, or a step into the next block if that is near."""
     size = snapshot.settings.block_tokens
     prompt = -(-tokens // size)
     last = min(-(-(tokens + new - 1) // size), snapshot.blocks.total)

@@ -61,12 +61,9 @@ def plan(snapshot: Snapshot) -> Plan:
     policy = choose(snapshot.policy)
     accept(snapshot, policy)
     budget = Budget.of(snapshot)
-    everyone = plan_rows(snapshot, policy.order_running(snapshot))
-    stuck = (everyone.wanted > 0) & (everyone.growth > 0) & (everyone.held >= max(snapshot.blocks.total, 1))
+    rows = plan_rows(snapshot, policy.order_running(snapshot))
     lost = hopeless(snapshot)
-    refused = refusals(snapshot, lost, everyone, stuck)
-    rows = everyone.keep(~stuck) if stuck.any() else everyone
-    budget.coming += int(everyone.private[stuck].sum())
+    refused = refusals(snapshot, lost)
 
     tokens = deal(rows, settings.max_rows, budget.tokens, settings.chunk_cap_tokens, others_wait=waiting > 0)
     relief = relieve(snapshot, rows, tokens, budget)

@@ -9,9 +9,10 @@ Blocks that others hold are neither freed nor lost. Tokens lost are all of promp
 prefill has computed: the rest of a prompt has to be computed either way. A recompute victim's blocks are free at
 once; those of a swap victim are leaving, so the row that needs one sits out until they have gone.
 
-Never a victim: the first row of the policy's order, a row whose prefix another one waits for, a row with a load in
-flight, and a row at its preemption bound; the last rule gives way, from the end of the order, if otherwise no row at
-all could run.
+Never a victim: the first row of the policy's order, a row that waits for a prefix or computes one that another waits
+for, a row with a load in flight, and a row at its preemption bound; the last rule gives way, from the end of the
+order, if otherwise no row at all could run. A row that holds the whole pool and needs one block more can never go on:
+it leaves, and is refused when it wants to board again.
 """
 
 from __future__ import annotations
@@ -59,6 +60,9 @@ def relieve(snapshot: Snapshot, rows: RunningRows, tokens: I64, budget: Budget) 
     if short <= 0:
         return Relief(tokens, np.zeros(rows.count, np.bool_))
     costs = _Costs.of(snapshot, rows)
+    stuck = (growth > 0) & (rows.held >= max(snapshot.blocks.total, 1))
+    if stuck.any():
+        return _serve(rows, tokens, costs.recomputed(np.flatnonzero(stuck)), budget)
     allowed = may_leave(rows) & (rows.private > 0)
     victims = _cheapest(costs.least_us, rows.private + growth, allowed, short - budget.coming)
     relief = _serve(rows, tokens, costs.settle(victims, snapshot), budget)
@@ -69,8 +73,10 @@ def relieve(snapshot: Snapshot, rows: RunningRows, tokens: I64, budget: Budget) 
 
 def may_leave(rows: RunningRows) -> Flags:
     """Rows that may be victims while anything else can run."""
-    free = ~(rows.bound | rows.loading | np.isin(rows.id, rows.waits_for[rows.joined]))
+    free = ~(rows.bound | rows.loading | rows.joined)
     free[:1] = False
+    if rows.joined.any():
+        free &= ~np.isin(rows.id, rows.waits_for[rows.joined])
     return free
 
 

@@ -27,6 +27,7 @@ class RunningRows:
     shared: I64  # of these, blocks that others hold too
     lower: I64  # of these, blocks stored in a lower tier
     growth: I64  # blocks, 0 or 1, that it must get before it computes anything
+    decodes: Flags  # wants its next token, which yields another one at once
     preemptions: I64
     waits_for: U64
     joined: Flags  # waits for a prefix that another row computes
@@ -38,11 +39,6 @@ class RunningRows:
     def count(self) -> int:
         """R."""
         return len(self.id)
-
-    @property
-    def decodes(self) -> Flags:
-        """Rows that want their next token: it yields one at once."""
-        return (self.wanted == 1) & (self.known - self.planned <= 1)
 
     @property
     def private(self) -> I64:
@@ -91,6 +87,7 @@ def plan_rows(snapshot: Snapshot, order: I64) -> RunningRows:
         shared=column(table.shared_blocks),
         lower=column(table.lower_blocks),
         growth=growth,
+        decodes=~idle & (known - planned <= 1),
         preemptions=preemptions,
         waits_for=waits_for,
         joined=joined,

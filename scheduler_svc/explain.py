@@ -1,0 +1,106 @@
+"""What a decision does with one request, and why, in one sentence with numbers: the same function run on the same
+snapshot, and nothing remembered."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from jitney.decision import PreemptionMode, WaitReason
+from jitney.errors import Missing
+from jitney.snapshot import Snapshot
+from scheduler_svc.admission import Wait
+from scheduler_svc.decide import Plan, plan
+from scheduler_svc.policies import choose
+from scheduler_svc.reasons import SHARED_BY_ALL, row_reason
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """`state`: "running", "admitted", "waiting", "preempted", "refused" or "ending". `needed` and `available` are
+    blocks, rows or tokens, as the sentence says; `ahead` counts those before it in the policy's order."""
+
+    state: str
+    sentence: str
+    reason: WaitReason = WaitReason.UNSPECIFIED
+    needed: int = 0
+    available: int = 0
+    ahead: int = 0
+
+
+def explain(snapshot: Snapshot, request: int) -> Explanation:
+    """Of one request of the snapshot. Missing if the snapshot does not name it."""
+    planned = plan(snapshot)
+    for refusal in planned.decision.refusals:
+        if refusal.id == request:
+            sentence = f"needs {refusal.value} blocks, the pool has {refusal.limit}: it is refused"
+            return Explanation("refused", sentence, needed=refusal.value, available=refusal.limit)
+    if len(found := np.flatnonzero(snapshot.ending.id == request)):
+        held = int(snapshot.ending.held_blocks[found[0]])
+        return Explanation("ending", f"reaches its last token in a launched step and then frees {held} blocks")
+    if len(found := np.flatnonzero(planned.rows.id == request)):
+        return _running(snapshot, planned, int(found[0]))
+    if len(found := np.flatnonzero(snapshot.waiting.id == request)):
+        return _waiting(snapshot, planned, int(found[0]))
+    raise Missing(f"the snapshot does not name request {request}", field="id", value=request)
+
+
+def _running(snapshot: Snapshot, planned: Plan, position: int) -> Explanation:
+    rows, relief = planned.rows, planned.relief
+    tokens, wanted = int(planned.tokens[position]), int(rows.wanted[position])
+    if position in relief.victims:
+        place = int(np.flatnonzero(relief.victims == position)[0])
+        mode, move = PreemptionMode(int(relief.modes[place])), int(relief.move_us[place])
+        blocks, cost = int(rows.private[position]), int(relief.recompute_us[place])
+        moved = f"moving {move} us" if move >= 0 else "moving is not possible"
+        way = mode.name.lower().replace("_", " ")
+        sentence = f"gives {blocks} blocks to rows that need one ({way}): recomputing costs {cost} us, {moved}"
+        return Explanation("preempted", sentence, WaitReason.BLOCKS, needed=1, ahead=position)
+    if tokens:
+        left = int(rows.known[position] - rows.planned[position])
+        done = "computes its next token" if left <= 1 else f"computes {tokens} of {left} tokens to come"
+        sentence = f"{done}, with {int(rows.held[position])} blocks"
+        return Explanation("running", sentence, needed=wanted, available=tokens, ahead=position)
+    reason = row_reason(position, rows, relief)
+    sentence = {
+        WaitReason.PREFIX: f"waits for request {int(rows.waits_for[position])}, which computes a prefix of it",
+        WaitReason.LOAD: "waits for its blocks",
+        WaitReason.BLOCKS: "needs 1 block, 0 are free: it sits out this step",
+    }.get(reason, f"the step's {snapshot.settings.max_step_tokens} tokens are spent on others")
+    return Explanation("running", sentence, reason, needed=wanted, ahead=position)
+
+
+def _waiting(snapshot: Snapshot, planned: Plan, row: int) -> Explanation:
+    boarding = planned.boarding
+    if row in boarding.rows:
+        place = boarding.rows.index(row)
+        tokens, blocks = boarding.tokens[place], boarding.blocks[place]
+        begins = f"with {tokens} tokens" if tokens else "and waits for a prefix that is being computed"
+        return Explanation("admitted", f"boards {begins}, takes {blocks} blocks", needed=blocks, available=blocks)
+    order = choose(snapshot.policy).first_waiting(snapshot, snapshot.waiting.rows)
+    gone = np.isin(snapshot.waiting.id[order], np.array([r.id for r in planned.decision.refusals], np.uint64))
+    line = [other for other in order[~gone].tolist() if other not in set(boarding.rows)]
+    ahead = line.index(row)
+    wait = boarding.wait
+    if wait is None:
+        return Explanation("waiting", "is next to board", ahead=ahead)
+    lacks = _lacks(snapshot, wait)
+    if ahead == 0 or wait.reason in SHARED_BY_ALL:
+        return Explanation("waiting", lacks, wait.reason, wait.needed, wait.available, ahead)
+    first = int(snapshot.waiting.id[wait.row])
+    sentence = f"stands behind request {first}, {ahead} are ahead of it; the first {lacks}"
+    return Explanation("waiting", sentence, WaitReason.BEHIND, wait.needed, wait.available, ahead)
+
+
+def _lacks(snapshot: Snapshot, wait: Wait) -> str:
+    settings = snapshot.settings
+    if wait.reason is WaitReason.ROWS:
+        return f"needs a row, all {settings.max_rows} are taken"
+    if wait.reason is WaitReason.TOKENS:
+        return f"needs {wait.needed} tokens, the step's {settings.max_step_tokens} are spent"
+    blocks = f"needs {wait.needed} blocks, {wait.available} free after {wait.kept} reserved"
+    if wait.reason is WaitReason.BOUND:
+        times = int(snapshot.waiting.preemptions[wait.row])
+        return f"{blocks}: preempted {times} times, it boards with blocks for its whole length"
+    return blocks
