@@ -34,7 +34,6 @@ from jitney.block_ops import (
     Seal,
 )
 from jitney.columns import I64
-from jitney.keys import Key
 
 GRANT_LOOKAHEAD_TOKENS = 2
 """Decode blocks are asked for so many tokens before they are written."""
@@ -63,10 +62,11 @@ class Apply:
         self._registry = registry
         self._blocks = blocks
         self._left: list[LiveRequest] = []  # ended: to seal, release and forget
-        self._binds: list[Bind] = []
+        self._untold: dict[RequestId, list[Block]] = {}  # granted blocks taken, whose Bind is not sent
+        self._returns: list[Block] = []
         self._releases: list[Release] = []
         self._sent: deque[Sent] = deque()
-        self.counts = Counts(total=blocks.pool_blocks)
+        self.counts = Counts(free=blocks.pool_blocks, total=blocks.pool_blocks)  # a pool just opened
 
     @property
     def boarding(self) -> bool:
@@ -80,7 +80,7 @@ class Apply:
 
     def bind(self, request: LiveRequest, blocks: Sequence[Block]) -> None:
         """Tells with the next batch that granted blocks are the request's."""
-        self._binds.append(Bind(request.id, list(blocks)))
+        self._untold.setdefault(request.id, []).extend(blocks)
 
     def leave(self, request: LiveRequest) -> None:
         """An ended request whose last launched step is over: the next batch seals, releases and forgets it."""
@@ -89,10 +89,15 @@ class Apply:
     def preempt(self, request: LiveRequest, seals: list[Seal]) -> None:
         """A victim loses its row at once: what is complete is sealed, all is released."""
         seals += self._seals_of(request)
-        self._releases.append(Release(request.id))
-        self._blocks.close_row(request)
+        self._let_go(request)
         self._registry.preemptions[request.slot] = min(255, int(self._registry.preemptions[request.slot]) + 1)
         self._registry.back_to_waiting(request)
+
+    def _let_go(self, request: LiveRequest) -> None:
+        """The next batch releases all that the request holds; what it took from the grant untold goes back."""
+        self._releases.append(Release(request.id))
+        self._returns += self._untold.pop(request.id, [])
+        self._blocks.close_row(request)
 
     def compose(
         self,
@@ -111,11 +116,9 @@ class Apply:
         for request in victims:
             self.preempt(request, seals)
         for request in self._left:
-            if request.blocks:
-                seals += self._seals_of(request)
             if request.boardings:
-                self._releases.append(Release(request.id))
-            self._blocks.close_row(request)
+                seals += self._seals_of(request)
+                self._let_go(request)
             self._registry.forget(request)
         self._left.clear()
         sent = Sent()
@@ -123,10 +126,11 @@ class Apply:
         needed = self._needed_blocks()
         returns = self._excess(needed)
         grant = max(0, needed - len(self._blocks.granted))
-        releases, binds = self._releases, self._binds
+        releases, self._releases = self._releases, []
+        binds = [Bind(request_id, taken) for request_id, taken in self._untold.items()]
+        self._untold.clear()
         if not (seals or releases or binds or returns or acquires or grant):
             return None
-        self._releases, self._binds = [], []
         self._sent.append(sent)
         return Batch(
             op_seq=0,
@@ -171,8 +175,7 @@ class Apply:
             joiner.sealed += len(event.blocks)
             if event.withdrawn:
                 joiner.note(now_us, "the prefix that it waited for was given up")
-                self._releases.append(Release(joiner.id))
-                self._blocks.close_row(joiner)
+                self._let_go(joiner)
                 self._registry.back_to_waiting(joiner)
             elif not joiner.joined:
                 self._registry.waits_for[joiner.slot] = 0
@@ -200,7 +203,8 @@ class Apply:
             self._blocks.close_row(request)
             self._registry.back_to_waiting(request)
         self._releases.clear()
-        self._binds.clear()
+        self._returns.clear()
+        self._untold.clear()
         writing: list[DeclaredBlock] = []
         holders: dict[Block, list[RequestId]] = {}
         sealed: dict[Block, DeclaredBlock] = {}
@@ -244,7 +248,8 @@ class Apply:
         """The blocks that have been filled with committed tokens since the last seal, as one run."""
         size = self._blocks.block_tokens
         computed = int(self._registry.computed_tokens[request.slot])
-        full = min(computed, request.length, len(request.blocks) * size) // size
+        told = len(request.blocks) - len(self._untold.get(request.id, ()))
+        full = min(min(computed, request.length) // size, told)
         first = request.sealed
         if full <= first or request.joined:
             return []
@@ -264,18 +269,12 @@ class Apply:
         ]
 
     def _board(self, admitted: Sequence[LiveRequest], sent: Sent, now_us: int) -> tuple[list[Acquire], list[Reserve]]:
-        """Acquire and Reserve of each admitted request; one whose prefix another of them computes boards later."""
+        """Acquire and Reserve of each admitted request."""
         size = self._blocks.block_tokens
         acquires: list[Acquire] = []
         reserves: list[Reserve] = []
-        computing: set[Key] = set()
         for request in admitted:
             keys = request.hash_to(request.length, size)
-            first_miss = request.known_hits
-            if first_miss < len(keys) and keys[first_miss] in computing:
-                request.note(now_us, "boards after the request that computes the same prefix")
-                continue
-            computing.update(keys[first_miss:])
             self._registry.board(request)
             self._blocks.open_row(request)
             request.boardings += 1
@@ -285,7 +284,7 @@ class Apply:
             self._registry.admitted_us[slot] = now_us
             self._registry.held_blocks[slot] = total
             sent.boarding.append(Boarding(request, request.boardings))
-            sent.promised_blocks += max(0, total - first_miss)
+            sent.promised_blocks += max(0, total - request.known_hits)
             acquires.append(Acquire(request.id, keys))
             reserves.append(Reserve(request.id, keys, total))
         return acquires, reserves
@@ -314,9 +313,6 @@ class Apply:
 
     def _excess(self, needed: int) -> list[Return]:
         """Grants beyond need go back: a boarding request may be waiting for them."""
-        granted = self._blocks.granted
-        if len(granted) <= needed:
-            return []
-        back = granted[needed:]
-        del granted[needed:]
-        return [Return(back)]
+        back, self._returns = self._returns + self._blocks.granted[needed:], []
+        del self._blocks.granted[needed:]
+        return [Return(back)] if back else []

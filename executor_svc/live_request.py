@@ -121,7 +121,7 @@ class LiveRequest:
 
     def hash_to(self, tokens: int, block_tokens: int) -> list[Key]:
         """Keys of the full blocks of the first `tokens` tokens; computes those that are missing."""
-        wanted = tokens // block_tokens
+        wanted = min(tokens, self.length) // block_tokens
         if len(self.hashed) > len(self.keys):
             self.keys = list(self.hashed)
         if len(self.keys) < wanted:

@@ -1,0 +1,88 @@
+"""A model that only counts, over a pool that remembers what was written where.
+
+Its next token is a hash over the (token, position) pairs that the row's block table leads to, so that a wrong block, a
+stale one, or a token written twice changes the output; like a real model's, it depends on nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from executor_svc.step_plan import StepPlan, StepResult
+from jitney.columns import I32, U64
+from simulator.clock import VirtualClock
+
+StepTime = Callable[[StepPlan], int]
+_MIX = np.uint64(0x9E3779B97F4A7C15)
+
+
+def default_step_time(plan: StepPlan) -> int:
+    """10 ms a step and 0.1 ms a token, in microseconds."""
+    return 10_000 + 100 * plan.tokens
+
+
+class VirtualModel:
+    """ModelPort on the virtual clock."""
+
+    def __init__(
+        self,
+        clock: VirtualClock,
+        pool_blocks: int,
+        block_tokens: int,
+        vocabulary: int = 1000,
+        step_time_us: StepTime = default_step_time,
+    ) -> None:
+        self._clock = clock
+        self._block_tokens = block_tokens
+        self._vocabulary = vocabulary
+        self.step_time_us = step_time_us
+        self._pool: U64 = np.full(pool_blocks * block_tokens, 0xDEAD, np.uint64)
+        self._result: StepResult | None = None
+        self._busy = False
+        self.computed_tokens = 0
+        self.gaps: list[int] = []
+
+    @property
+    def busy(self) -> bool:
+        """Whether a launched step has not been polled yet."""
+        return self._busy
+
+    def launch(self, plan: StepPlan) -> None:
+        """Computes at once, tells later."""
+        self._busy = True
+        self.computed_tokens += plan.tokens
+        tokens = plan.token_ids.astype(np.uint64)
+        written = plan.write_slots >= 0
+        content = _content(tokens, plan.positions)
+        self._pool[plan.write_slots[written]] = content[written]
+        sampled = [self._next(plan, int(row)) for row in plan.sample_rows]
+        took = self.step_time_us(plan)
+        result = StepResult(plan.step, np.array(sampled, np.int32), compute_us=took)
+
+        def end() -> None:
+            self._result = result
+
+        self._clock.after(took, end)
+
+    def poll(self) -> StepResult | None:
+        """The result, once."""
+        result, self._result = self._result, None
+        if result is not None:
+            self._busy = False
+        return result
+
+    def _next(self, plan: StepPlan, row: int) -> int:
+        context = int(plan.context_tokens[row])
+        positions = np.arange(context)
+        table: I32 = plan.block_table[plan.table_rows[row]]
+        slots = table[positions // self._block_tokens].astype(np.int64) * self._block_tokens
+        read = self._pool[slots + positions % self._block_tokens]
+        state = np.bitwise_xor.reduce(read * (positions.astype(np.uint64) * np.uint64(2) + np.uint64(1)))
+        return int((int(state) ^ (int(state) >> 29)) % self._vocabulary)
+
+
+def _content(tokens: U64, positions: I32) -> U64:
+    mixed: U64 = (tokens + np.uint64(1)) * _MIX ^ (positions.astype(np.uint64) << np.uint64(20))
+    return mixed

@@ -1,0 +1,161 @@
+"""The real loop, decide and ledger on a virtual clock: hours and thousands of requests in seconds."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from executor_svc.hasher import InlineHasher
+from executor_svc.live_request import LiveRequest
+from executor_svc.loop import Loop, LoopSettings
+from executor_svc.rates import FixedRates
+from executor_svc.request import Answer, Submission
+from executor_svc.situation import Identity, Policy
+from jitney.block_ops import RequestId
+from jitney.keys import Root, salt_digest
+from jitney.snapshot import Rates, Settings
+from simulator.cache import VirtualCache
+from simulator.clock import VirtualClock
+from simulator.model import StepTime, VirtualModel, default_step_time
+from simulator.scheduler import VirtualScheduler
+from simulator.text import NumberText
+
+
+@dataclass(slots=True)
+class Watched:
+    """A submitted request and when its tokens came."""
+
+    request: LiveRequest
+    token_times_us: list[int] = field(default_factory=list)
+
+    @property
+    def answer(self) -> Answer:
+        """What the client would read."""
+        return self.request.answer
+
+    @property
+    def gaps_us(self) -> list[int]:
+        """Times between tokens."""
+        return [b - a for a, b in itertools.pairwise(self.token_times_us)]
+
+
+class Simulation:
+    """One executor with its scheduler and cache, all virtual but for their logic."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        pool_blocks: int,
+        *,
+        policy: Policy | None = None,
+        rates: Rates | None = None,
+        step_time_us: StepTime = default_step_time,
+        scheduler_latency_us: int = 1000,
+        cache_latency_us: int = 500,
+    ) -> None:
+        self.clock = VirtualClock()
+        self.scheduler = VirtualScheduler(self.clock, scheduler_latency_us)
+        self.cache = VirtualCache(self.clock, pool_blocks, settings.block_tokens, cache_latency_us)
+        self.model = VirtualModel(self.clock, pool_blocks, settings.block_tokens, step_time_us=step_time_us)
+        self.loop = Loop(
+            Identity("simulated", 1),
+            settings,
+            LoopSettings(pool_blocks),
+            policy or Policy(),
+            clock=self.clock,
+            rates=FixedRates(rates or Rates()),
+            scheduler=self.scheduler,
+            cache=self.cache,
+            model=self.model,
+            hasher=InlineHasher(),
+        )
+        self.cache.state = self.loop.apply
+        self._ids = itertools.count(1)
+        self.watched: list[Watched] = []
+
+    def submit(
+        self,
+        prompt_ids: Sequence[int],
+        max_tokens: int,
+        *,
+        at_us: int | None = None,
+        stop: Sequence[str] = (),
+        stop_token_ids: Sequence[int] = (),
+        priority: int = 0,
+        tenant: str = "default",
+        salt: str = "",
+        ttft_deadline_us: int = 0,
+        deadline_us: int = 0,
+        model_version: str = "counting",
+    ) -> Watched:
+        """A request that arrives at `at_us` (now, if not given)."""
+        number = next(self._ids)
+        submission = Submission(
+            client_id=f"r{number}",
+            prompt_ids=np.asarray(prompt_ids, np.int32),
+            max_tokens=max_tokens,
+            text=NumberText(stop),
+            stop_token_ids=frozenset(stop_token_ids),
+            priority=priority,
+            tenant=tenant,
+            salt=salt,
+            ttft_deadline_us=ttft_deadline_us,
+            deadline_us=deadline_us,
+        )
+
+        def changed() -> None:
+            new = len(watched.answer.token_ids) - len(watched.token_times_us)
+            watched.token_times_us.extend([self.clock.now_us()] * new)
+
+        request = LiveRequest(RequestId(number), submission, Root(salt, model_version), salt_digest(salt), changed)
+        watched = Watched(request)
+        self.watched.append(watched)
+        arrival = self.clock.now_us() if at_us is None else at_us
+
+        def arrive() -> None:
+            self.loop.intake.submit(request, self.clock.now_us())
+
+        self.clock.at(arrival, arrive)
+        return watched
+
+    def abort(self, watched: Watched, at_us: int) -> None:
+        """The client of a request goes away at that time."""
+        self.clock.at(at_us, lambda: self.loop.intake.abort(watched.request, "its client is gone"))
+
+    def run_until_idle(self, limit_us: int = 3_600_000_000) -> None:
+        """Until every submitted request has ended and what they held is released."""
+        end = self.clock.now_us() + limit_us
+        while not self.idle:
+            if self.clock.now_us() > end:
+                live = [w.request.id for w in self.watched if w.answer.finish is None]
+                raise TimeoutError(f"not idle after {limit_us} us: requests {live[:10]} are live")
+            self.loop.tick()
+
+    def run(self, until_us: int) -> None:
+        """Until that time."""
+        while self.clock.now_us() < until_us:
+            self.loop.tick()
+
+    @property
+    def idle(self) -> bool:
+        """Nothing live, nothing held, nothing on its way."""
+        return (
+            all(w.answer.finish is not None for w in self.watched)
+            and not self.loop.registry.by_id
+            and not self.model.busy
+            and not self.cache.unanswered
+        )
+
+    def check_clean(self) -> None:
+        """IDLE-CLEAN: no row, no block held, free + cached = pool. Raises AssertionError with what is left."""
+        counts = self.cache.ledger.blocks.counts()
+        registry = self.loop.registry
+        assert not registry.running and not registry.num_waiting and not registry.by_id
+        assert not self.cache.ledger.requests, self.cache.ledger.requests
+        assert counts.free + counts.evictable + counts.granted == counts.total, counts
+        assert not self.loop.blocks.holders.any()
+        assert registry.waiting_tokens == 0
+        assert counts.granted == len(self.loop.blocks.granted) == 0, counts
