@@ -1,1 +1,1 @@
-"""What the three services share: the contract, columns, block keys, server plumbing, the client and the command line."""
+"""What the services share: the contract, columns, block keys, server plumbing, the client and the command line."""

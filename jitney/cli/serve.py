@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 
-from jitney import models
 from jitney.cli.common import notes
+from jitney.cli.model import fetch_with_bar
 from jitney.errors import JitneyError
 from jitney.service_process import Progress
 from jitney.serving import config, logs
@@ -41,7 +41,7 @@ def serve(
 ) -> None:
     """Start scheduler, cache and executor; start again what dies; drain and stop on Ctrl-C."""
     console = notes()
-    path = Path(model) if model else models.fetch()
+    path = Path(model) if model else fetch_with_bar("default")
     options = ServeOptions(
         state_dir=state_dir or config.state_dir(),
         schedulers=schedulers,

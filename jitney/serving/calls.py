@@ -96,6 +96,8 @@ class Gate:
             await status.abort(context, call.ended_by)
         except grpc.aio.BaseError:
             raise
+        except NotImplementedError:  # Of the generated base class: this service does not have the method.
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, f"{method} is not offered here")
         except Exception as error:
             if context.cancelled():
                 raise

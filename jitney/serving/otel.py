@@ -23,6 +23,8 @@ from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 from opentelemetry.trace import Link, SpanContext, SpanKind, StatusCode, TraceFlags
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from jitney.errors import JitneyError
+from jitney.serving import status
 from jitney.serving.tracing import Attribute
 
 StepId = tuple[str, int, int]
@@ -105,20 +107,17 @@ class Otel:
             method.lstrip("/"), context=parent, kind=SpanKind.SERVER, attributes=_rpc(method)
         )
         token = otel_context.attach(trace.set_span_in_context(started, parent))
-        cancelled = False
+        code = "OK"
         try:
             yield
-        except asyncio.CancelledError:
-            cancelled = True
-            raise
         except BaseException as error:
-            started.set_attribute("error.type", type(error).__name__)
-            failed = not hasattr(error, "retry_after_us")  # A JitneyError is an answer, not a fault of the server.
-            started.set_status(StatusCode.ERROR if failed else StatusCode.UNSET)
+            code = _code(error)
             raise
         finally:
-            if cancelled:
-                started.set_attribute("rpc.response.status_code", "CANCELLED")
+            started.set_attribute("rpc.response.status_code", code)
+            if code in _SERVER_FAULTS:
+                started.set_attribute("error.type", code)
+                started.set_status(StatusCode.ERROR)
             otel_context.detach(token)
             started.end()
 
@@ -249,6 +248,13 @@ async def _finish(span: trace.Span, call: Any) -> None:
         span.set_status(StatusCode.ERROR, code.name)
         span.set_attribute("error.type", code.name)
     span.end()
+
+
+def _code(error: BaseException) -> str:
+    """The status that a call ends with which raises this."""
+    if isinstance(error, JitneyError):
+        return status.CODES[status.kind_of(error)].name
+    return "CANCELLED" if isinstance(error, asyncio.CancelledError | GeneratorExit) else "INTERNAL"
 
 
 def _named(attributes: Mapping[str, Attribute]) -> dict[str, Attribute]:

@@ -6,11 +6,13 @@ trying again makes sense, google.rpc.RetryInfo.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from typing import Any, Final, NoReturn, Protocol
 
 import grpc
 from google.protobuf import any_pb2, duration_pb2
+from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
@@ -92,7 +94,9 @@ def from_rpc_error(error: grpc.RpcError) -> JitneyError:
     code, message, metadata = _parts(error)
     for key, value in metadata:
         if key == DETAILS_KEY:
-            parsed = _from_details(bytes(value), code)
+            parsed = None
+            with contextlib.suppress(DecodeError):
+                parsed = _from_details(bytes(value), code)
             if parsed is not None:
                 return parsed
     if over := _OVER_LIMIT.search(message):
