@@ -58,7 +58,7 @@ def _holders(ledger: Ledger) -> Iterator[str]:
     blocks = ledger.blocks
     counted: Counter[int] = Counter()
     for request, holding in ledger.requests.items():
-        counted.update(holding.blocks)
+        counted.update(holding.blocks.keys())
         if holding.empty:
             yield f"request {request} has nothing and is still known"
     for block, holders in enumerate(blocks.holders):
@@ -75,7 +75,7 @@ def _index(ledger: Ledger) -> Iterator[str]:
             yield f"block {block} is found under a key that is not its own"
         parent_key = index.parent_key[block]
         if parent_key is None or index.content[block] is None:
-            yield f"sealed block {block} lacks parent key or content"
+            yield f"sealed block {block} lacks a parent key or content"
             continue
         parent = index.sealed.get(parent_key, NO_BLOCK)
         if index.parent[block] != parent:

@@ -67,7 +67,7 @@ class BlockTable:
     def give_back(self, block: int) -> None:
         """GRANTED -> FREE."""
         self.granted -= 1
-        self._freed(block)
+        self._freed((block,))
 
     def bind(self, block: int) -> None:
         """GRANTED -> WRITING, with its first holder."""
@@ -111,33 +111,33 @@ class BlockTable:
                 state[block] = CACHED
                 rested(block)
             else:
-                self._freed(block)
+                self._freed((block,))
 
     def forget(self, doomed: set[int]) -> int:
-        """CACHED -> FREE for those of the doomed that are evictable; returns how many."""
-        leaving = [block for block in self.eviction.order if block in doomed]
-        for block in leaving:
-            self.eviction.remove(block)
-            self.index.remove(block)
-            self._freed(block)
-        return len(leaving)
+        """CACHED -> FREE for the evictable ones of `doomed`; how many. What stands behind a doomed one is doomed."""
+        blocks = self.eviction.pick(doomed)
+        self.index.remove(blocks)
+        self._freed(blocks)
+        return len(blocks)
 
     def _take(self, wanted: int) -> list[int]:
         """FREE blocks, evicting what is missing. The caller sets their state."""
         free = self.free
-        for _ in range(wanted - len(free)):
-            block = self.eviction.pop()
-            self.index.remove(block)
-            self._freed(block)
-            self.evicted += 1
+        if wanted > len(free):
+            evicted = self.eviction.pop(wanted - len(free))
+            self.index.remove(evicted)
+            self._freed(evicted)
+            self.evicted += len(evicted)
         keep = len(free) - wanted
         taken = free[keep:]
         del free[keep:]
         taken.reverse()
         return taken
 
-    def _freed(self, block: int) -> None:
-        self.state[block] = FREE
-        self.name[block] = None
-        self.handle[block] = Block(self.handle[block] + NEXT_GENERATION)
-        self.free.append(block)
+    def _freed(self, blocks: Iterable[int]) -> None:
+        state, handle, name, free = self.state, self.handle, self.name, self.free
+        for block in blocks:
+            state[block] = FREE
+            name[block] = None
+            handle[block] += NEXT_GENERATION  # type: ignore[call-overload]
+            free.append(block)

@@ -11,8 +11,8 @@ from jitney.keys import KEY_BYTES, Key
 
 
 def check(batch: Batch, total: int, block_tokens: int) -> None:
-    """Raises InvalidRequest if a block lies outside the pool, a length is wrong, a request is 0, or a request has
-    two Acquires or two Reserves."""
+    """Raises InvalidRequest if a block lies outside the pool, a length is wrong, a request is 0, a chain names a key
+    twice, or a request has two Acquires or two Reserves."""
     for seal in batch.seals:
         _request(seal.request, "seals.request")
         _blocks(seal.blocks, total, "seals.blocks")
@@ -39,10 +39,10 @@ def check(batch: Batch, total: int, block_tokens: int) -> None:
         _blocks((fork.block,), total, "forks.block")
     for acquire in batch.acquires:
         _request(acquire.request, "acquires.request")
-        _keys(acquire.keys, "acquires.keys")
+        _chain(acquire.keys, "acquires.keys")
     for reserve in batch.reserves:
         _request(reserve.request, "reserves.request")
-        _keys(reserve.keys, "reserves.keys")
+        _chain(reserve.keys, "reserves.keys")
     _once([op.request for op in batch.acquires], "acquires.request")
     _once([op.request for op in batch.reserves], "reserves.request")
 
@@ -92,6 +92,12 @@ def _keys(keys: Sequence[Key] | Sequence[bytes], field: str) -> None:
     if not set(map(len, keys)) <= {KEY_BYTES}:
         wrong = next(len(key) for key in keys if len(key) != KEY_BYTES)
         raise InvalidRequest(f"{field}: a key has {KEY_BYTES} bytes, not {wrong}", field=field, limit=32, value=wrong)
+
+
+def _chain(keys: Sequence[Key], field: str) -> None:
+    _keys(keys, field)
+    if len(set(keys)) != len(keys):
+        raise InvalidRequest(f"{field}: a chain names a key twice", field=field, limit=len(set(keys)), value=len(keys))
 
 
 def _equal(found: int, wanted: int, field: str) -> None:

@@ -36,7 +36,7 @@ class EvictionOrder:
 
     def sealed(self, block: int, adopted: Collection[int]) -> None:
         """A block was sealed and is held; `adopted` are the blocks that already stand behind it."""
-        self.unready[block] = sum(child not in self.order for child in adopted)
+        self.unready[block] = sum(child not in self.order for child in adopted) if adopted else 0
         self._unready_behind(self.parent[block])
 
     def held(self, block: int) -> None:
@@ -57,13 +57,17 @@ class EvictionOrder:
             if state[block] is not BlockState.CACHED:
                 return
 
-    def pop(self) -> int:
-        """Takes the block that goes first. It has no children any more."""
-        return self.order.popitem(last=False)[0]
+    def pop(self, count: int) -> list[int]:
+        """Takes so many blocks that go first, in that order: each has no children once those before it are gone."""
+        pop = self.order.popitem
+        return [pop(False)[0] for _ in range(count)]
 
-    def remove(self, block: int) -> None:
-        """Takes a block out of the order whose children are gone."""
-        del self.order[block]
+    def pick(self, doomed: set[int]) -> list[int]:
+        """Takes those of `doomed` that are evictable, in order. All that stand behind one must be doomed too."""
+        picked = [block for block in self.order if block in doomed]
+        for block in picked:
+            del self.order[block]
+        return picked
 
     def _unready_behind(self, block: int) -> None:
         """One more child of `block` is not evictable."""

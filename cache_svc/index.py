@@ -36,7 +36,10 @@ class Content:
 
 
 class Index:
-    """Key to block, and the tree of blocks. Lists are indexed by block id."""
+    """Key to block, and the tree of blocks.
+
+    Lists are indexed by block id. For a block without a `key` the other lists mean nothing.
+    """
 
     __slots__ = ("content", "key", "orphans", "parent", "parent_key", "sealed")
 
@@ -76,19 +79,22 @@ class Index:
             self.parent[child] = block
         return adopted
 
-    def remove(self, block: int) -> None:
-        """Forgets a block that has no children."""
-        key, parent_key = self.key[block], self.parent_key[block]
-        if key is None or parent_key is None:
-            raise AssertionError(f"block {block} is not sealed")
-        del self.sealed[key]
-        if self.parent[block] == NO_BLOCK:
-            orphans = self.orphans[parent_key]
-            del orphans[block]
-            if not orphans:
-                del self.orphans[parent_key]
-        self.parent[block] = NO_BLOCK
-        self.key[block] = self.parent_key[block] = self.content[block] = None
+    def remove(self, blocks: Iterable[int]) -> None:
+        """Forgets blocks that have no children, or whose children are removed before them."""
+        sealed, key, parent = self.sealed, self.key, self.parent
+        for block in blocks:
+            del sealed[key[block]]  # type: ignore[arg-type]  # A block in the index has a key.
+            key[block] = None
+            if parent[block] == NO_BLOCK:
+                self._leave_orphans(block)
+
+    def _leave_orphans(self, block: int) -> None:
+        parent_key = self.parent_key[block]
+        assert parent_key is not None
+        orphans = self.orphans[parent_key]
+        del orphans[block]
+        if not orphans:
+            del self.orphans[parent_key]
 
     def behind(self, tops: Iterable[int]) -> set[int]:
         """These blocks and all that stand behind them."""

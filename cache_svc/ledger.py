@@ -151,7 +151,7 @@ class Ledger:
         if holding is None or block not in holding.blocks:
             return NOT_HELD
         if blocks.state[block] is not WRITING or blocks.holders[block] > 1:
-            return OK if blocks.index.key[block] == key else NOT_HELD  # a repeat; or it must not be written
+            return OK if blocks.index.key[block] == key else NOT_HELD  # a repeat; or nobody may write it
         name = blocks.name[block]
         if name is not None and name != key:
             self._withdraw_keys(op.request, holding, [name])
@@ -347,18 +347,22 @@ class Ledger:
         """Gives the new blocks, in order, to those keys that the request neither holds, computes nor waits for."""
         sealed, owner, name = self.blocks.index.sealed, self.pending.owner, self.blocks.name
         own, joins, held = holding.own, holding.joins, holding.blocks
-        rest = iter(new)
-        for key in keys:
-            if key in own or key in joins or sealed.get(key) in held:
-                continue
-            block = next(rest, None)
-            if block is None:
-                return
-            own[key] = block
+        if own or joins:
+            keys = [key for key in keys if key not in own and key not in joins]
+        alone = sealed.keys().isdisjoint(keys)
+        if not alone:
+            keys = [key for key in keys if sealed.get(key) not in held]
+        keys = keys[: len(new)]
+        own.update(zip(keys, new, strict=False))
+        for block, key in zip(new, keys, strict=False):
             name[block] = key
-            self.missed_blocks += 1
-            if key not in sealed:
-                owner.setdefault(key, request)
+        if alone and owner.keys().isdisjoint(keys):
+            owner.update(dict.fromkeys(keys, request))
+        else:
+            for key in keys:
+                if key not in sealed:
+                    owner.setdefault(key, request)
+        self.missed_blocks += len(keys)
 
     def _fall(self, request: RequestId) -> None:
         """The request fell short: it has nothing any more, and its Reserve is skipped."""

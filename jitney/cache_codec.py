@@ -46,13 +46,11 @@ _KEY = np.dtype(f"V{KEY_BYTES}")
 _CODES = tuple(ResultCode)
 
 
-def encode_batch(batch: Batch, *, executor: str, epoch: int, boot_id: bytes, op_seq: int) -> pb.Batch:
-    """The batch as a message; `op_seq` goes instead of the batch's own."""
+def encode_batch(batch: Batch, executor: str) -> pb.Batch:
+    """The batch as a message. Epoch and boot id are set by who sends it. ValueError for numbers out of range."""
     return pb.Batch(
         executor=executor,
-        epoch=epoch,
-        boot_id=boot_id,
-        op_seq=op_seq,
+        op_seq=batch.op_seq,
         step=batch.step,
         in_flight_step=batch.in_flight_step,
         seals=[

@@ -1,0 +1,318 @@
+"""The executor's side of the cache: CachePort over gRPC.
+
+The loop's thread calls `send`, `poll`, `lookup`; an asyncio loop on another thread does the talking. What crosses
+over are two deques (unanswered batches one way, answers and events the other) and the declaration.
+
+A broken stream is opened again, and what is unanswered is sent again: a batch that had been applied gets its first
+answer. When the cache comes back with another boot id, its memory is gone: the client opens it again, `poll` takes
+the declaration on the loop's thread, and once the cache has it, `poll` returns Reopened. Batches that were unanswered
+when the declaration was taken are void. From the loss to Reopened, `unanswered` says MAX_UNANSWERED, so that the loop
+sends nothing in between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from executor_svc.ports import CacheState, Clock, Fenced, Reopened
+from jitney.block_ops import Batch, BatchAnswer, Chain, ChainHits, DeclaredBlock, Opened
+from jitney.cache.v1 import cache_pb2 as pb
+from jitney.cache.v1 import cache_pb2_grpc
+from jitney.cache_codec import (
+    decode_answer,
+    decode_counts,
+    decode_hits,
+    encode_batch,
+    encode_chains,
+    encode_declared,
+)
+from jitney.errors import Aborted, Away, Conflict, Expired, JitneyError
+from jitney.serving import logs
+from jitney.serving.channels import channel
+from jitney.serving.status import from_rpc_error
+
+MAX_UNANSWERED = 8
+_CALL_TIMEOUT_S = 5.0
+_DECLARED_A_MESSAGE = 2048
+_BACKOFF_S = (0.02, 1.0)
+_AWAY = (Away, Expired, Aborted)
+"""What a cache may answer that still has its memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class CachePool:
+    """The device pool, as the cache is told of it."""
+
+    executor: str
+    incarnation: int
+    fingerprint: bytes
+    blocks: int
+    block_bytes: int
+    block_tokens: int
+
+
+class CacheClient:
+    """CachePort. Set `state` before the loop's thread starts; `open` and `close` run on the asyncio loop."""
+
+    def __init__(self, target: str, pool: CachePool, clock: Clock, state: CacheState | None = None) -> None:
+        self.state = state
+        self._target = target
+        self._pool = pool
+        self._clock = clock
+        self._log = logs.get("cache_client")
+        self._events: deque[BatchAnswer | Reopened | Fenced] = deque()
+        self._outbox: deque[pb.Batch] = deque()  # unanswered; the first has the number _first_seq
+        self._first_seq = 1
+        self._written = 0  # of the outbox, on the stream that is open
+        self._opened: Opened | None = None
+        self._connected = False
+        self._losses = 0  # how often the cache lost its memory; written by the asyncio side, as _told
+        self._told = 0  # of these, how often it was told our blocks again
+        self._reopenings = 0  # Reopened events that were polled; written by the loop's thread
+        self._declaration: asyncio.Future[Sequence[DeclaredBlock]] | None = None
+        self._chains: Sequence[Chain] | None = None
+        self._hits: Sequence[tuple[Chain, ChainHits]] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+
+    # The loop's thread.
+
+    @property
+    def connected(self) -> bool:
+        """Whether the cache answers."""
+        return self._connected
+
+    @property
+    def unanswered(self) -> int:
+        """Batches sent and not yet answered; MAX_UNANSWERED while the cache is being told our blocks."""
+        return MAX_UNANSWERED if self._losses != self._reopenings else len(self._outbox)
+
+    def send(self, batch: Batch) -> None:
+        """Sends; returns at once. ValueError for a batch that has numbers out of range."""
+        self._outbox.append(encode_batch(batch, self._pool.executor))
+        self._loop.call_soon_threadsafe(self._wake.set)
+
+    def poll(self) -> BatchAnswer | Reopened | Fenced | None:
+        """The next answer or event, in order, or None. Takes the declaration if one is wanted."""
+        if self._events:
+            event = self._events.popleft()
+            if isinstance(event, Reopened):
+                self._reopenings += 1
+            return event
+        wanted, self._declaration = self._declaration, None
+        if wanted is not None:
+            assert self.state is not None, "the loop runs without having told the client its state"
+            declared = self.state.declare()
+            self._outbox.clear()
+            self._loop.call_soon_threadsafe(_resolve, wanted, declared)
+        return None
+
+    def lookup(self, chains: Sequence[Chain]) -> None:
+        """Asks for hits; a newer call replaces an unanswered one. Asked again until the cache answers."""
+        self._chains = chains
+        self._loop.call_soon_threadsafe(self._asked.set)
+
+    def poll_hits(self) -> Sequence[tuple[Chain, ChainHits]] | None:
+        """The hits of the last lookup, once, when they are there."""
+        hits, self._hits = self._hits, None
+        return hits
+
+    # The asyncio side.
+
+    async def open(self, timeout_s: float = 30.0) -> None:
+        """Opens the cache, and keeps it open from here on. Away if it does not answer in time, Conflict if a higher
+        incarnation has it, InvalidRequest for an impossible pool."""
+        self._loop = asyncio.get_running_loop()
+        self._wake, self._asked, self._up = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._channel: grpc.aio.Channel = channel(self._target)
+        self._stub: Any = cache_pb2_grpc.CacheStub(self._channel)
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self._opened is None:
+                    with contextlib.suppress(*_AWAY):
+                        self._opened = await self._open(redeclares=False)
+                        break
+                    await self._renew_channel()
+                    await asyncio.sleep(0.1)
+        except TimeoutError as error:
+            await self._channel.close()
+            raise Away(f"the cache at {self._target} does not answer within {timeout_s:g} s", field="cache") from error
+        except JitneyError:
+            await self._channel.close()
+            raise
+        self._tasks = [asyncio.create_task(self._stay_open()), asyncio.create_task(self._look_up())]
+
+    async def close(self) -> None:
+        """Ends all that runs here."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._channel.close()
+
+    async def _open(self, *, redeclares: bool) -> Opened:
+        pool = self._pool
+        request = pb.OpenRequest(
+            executor=pool.executor,
+            incarnation=pool.incarnation,
+            fingerprint=pool.fingerprint,
+            blocks=pool.blocks,
+            block_bytes=pool.block_bytes,
+            block_tokens=pool.block_tokens,
+            redeclares=redeclares,
+        )
+        answer = await self._call(self._stub.Open, request)
+        return Opened(answer.epoch, answer.boot_id)
+
+    async def _stay_open(self) -> None:
+        """One stream after the other, until a higher incarnation takes the name."""
+        backoff_s, lost = _BACKOFF_S[0], False
+        while True:
+            try:
+                if lost or not await self._is_same_boot():
+                    await self._reopen()
+                    lost = False
+                self._set_connected(True)
+                backoff_s = _BACKOFF_S[0]
+                await self._stream()
+            except _AWAY as error:
+                self._log.warning("the cache is away", error=error.message)
+            except JitneyError as error:
+                if isinstance(error, Conflict) and error.field == "incarnation":
+                    self._set_connected(False)
+                    self._tell(Fenced(error.message))
+                    return
+                lost = True
+                self._log.error("the cache has to be opened again", error=error.message, field=error.field)
+            self._set_connected(False)
+            await asyncio.sleep(backoff_s)
+            backoff_s = min(2 * backoff_s, _BACKOFF_S[1])
+            await self._renew_channel()
+
+    async def _is_same_boot(self) -> bool:
+        status = await self._call(self._stub.GetStatus, pb.GetStatusRequest())
+        return self._opened is not None and bool(status.boot_id == self._opened.boot_id)
+
+    async def _reopen(self) -> None:
+        """Opens a cache that has lost its memory, and tells it every block that is not free."""
+        if self._losses == self._told:
+            self._losses += 1
+        opened = await self._open(redeclares=True)
+        wanted = self._declaration = self._loop.create_future()
+        self._clock.ring()
+        declared = await wanted
+
+        async def messages() -> Any:
+            for start in range(0, max(1, len(declared)), _DECLARED_A_MESSAGE):
+                yield pb.Declaration(
+                    executor=self._pool.executor,
+                    epoch=opened.epoch,
+                    boot_id=opened.boot_id,
+                    blocks=encode_declared(declared[start : start + _DECLARED_A_MESSAGE]),
+                    complete=start + _DECLARED_A_MESSAGE >= len(declared),
+                )
+
+        answer = await self._call(self._stub.Redeclare, messages())
+        self._opened, self._first_seq = opened, 1
+        self._told += 1
+        self._tell(Reopened(decode_counts(answer.counts)))
+
+    async def _stream(self) -> None:
+        """Writes batches and reads answers until the stream breaks; raises what broke it."""
+        self._written = 0
+        call = self._stub.Apply()
+        reader, writer = asyncio.create_task(self._read(call)), asyncio.create_task(self._write(call))
+        try:
+            await reader
+            raise Away("the cache ended the stream")
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc_error(error) from error
+        finally:
+            for task in (reader, writer):
+                task.cancel()
+            await asyncio.gather(reader, writer, return_exceptions=True)
+            call.cancel()
+
+    async def _read(self, call: Any) -> None:
+        async for message in call:
+            self._take(message)
+
+    async def _write(self, call: Any) -> None:
+        opened = self._opened
+        assert opened is not None
+        while True:
+            self._wake.clear()
+            while self._written < len(self._outbox):
+                message = self._outbox[self._written]
+                message.epoch, message.boot_id = opened.epoch, opened.boot_id
+                message.op_seq = self._first_seq + self._written
+                self._written += 1
+                await call.write(message)
+            await self._wake.wait()
+
+    def _take(self, message: pb.BatchAnswer) -> None:
+        if message.op_seq != self._first_seq or not self._written:
+            raise Conflict(
+                f"the cache answered batch {message.op_seq}, awaited was {self._first_seq}",
+                field="op_seq",
+                limit=self._first_seq,
+                value=message.op_seq,
+            )
+        answer = decode_answer(message)
+        self._outbox.popleft()
+        self._first_seq += 1
+        self._written -= 1
+        self._tell(answer)
+
+    async def _look_up(self) -> None:
+        while True:
+            await self._asked.wait()
+            await self._up.wait()
+            self._asked.clear()
+            chains = self._chains
+            if chains is None:
+                continue
+            try:
+                answer = await self._call(self._stub.Lookup, encode_chains(self._pool.executor, chains))
+            except JitneyError as error:
+                self._log.debug("look-up failed", error=error.message)
+                self._asked.set()
+                await asyncio.sleep(_BACKOFF_S[0])
+                continue
+            if self._chains is chains:
+                self._chains = None
+                self._hits = list(zip(chains, decode_hits(answer), strict=True))
+                self._clock.ring()
+
+    async def _call(self, method: Any, request: Any) -> Any:
+        try:
+            return await method(request, timeout=_CALL_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc_error(error) from error
+
+    async def _renew_channel(self) -> None:
+        """A channel that has failed would wait before it tries again."""
+        await self._channel.close()
+        self._channel = channel(self._target)
+        self._stub = cache_pb2_grpc.CacheStub(self._channel)
+
+    def _set_connected(self, connected: bool) -> None:
+        if connected != self._connected:
+            self._connected = connected
+            (self._up.set if connected else self._up.clear)()
+            self._clock.ring()
+
+    def _tell(self, event: BatchAnswer | Reopened | Fenced) -> None:
+        self._events.append(event)
+        self._clock.ring()
+
+
+def _resolve(future: asyncio.Future[Sequence[DeclaredBlock]], declared: Sequence[DeclaredBlock]) -> None:
+    if not future.done():
+        future.set_result(declared)
