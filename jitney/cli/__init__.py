@@ -7,12 +7,14 @@ import typer
 from jitney.cli import model, policy
 from jitney.cli.chat import chat
 from jitney.cli.common import Group
+from jitney.cli.demo import demo
 from jitney.cli.generate import generate
 from jitney.cli.serve import serve
 from jitney.cli.status import status
 
 app = typer.Typer(cls=Group, no_args_is_help=True, help="A language model, served by three processes.")
 app.command()(serve)
+app.command()(demo)
 app.command()(generate)
 app.command()(chat)
 app.command()(status)

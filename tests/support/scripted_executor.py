@@ -55,7 +55,6 @@ class ScriptedExecutor(executor_pb2_grpc.ExecutorServicer):
     not_identical: bool = False
     not_ready: str = ""
     unary_failures: int = 0
-    _abort: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> AsyncIterator[pb.GenerateEvent]:
         script = self.breaks[len(self.requests)] if len(self.requests) < len(self.breaks) else None
@@ -71,7 +70,7 @@ class ScriptedExecutor(executor_pb2_grpc.ExecutorServicer):
                 if script is not None and position == done + script.after_tokens:
                     await self._break(script, context)
                     return
-                if self._abort.is_set():
+                if request.request_id in self.aborted:
                     yield self._finished(pb.FINISH_REASON_ABORTED, request, position)
                     await status.abort(context, Aborted("by another call"))
                 if self.pause_s:
@@ -103,7 +102,6 @@ class ScriptedExecutor(executor_pb2_grpc.ExecutorServicer):
 
     async def Abort(self, request: pb.AbortRequest, context: Any) -> pb.AbortResponse:
         self.aborted.append(request.request_id)
-        self._abort.set()
         return pb.AbortResponse()
 
     async def GetModelInfo(self, request: pb.GetModelInfoRequest, context: Any) -> pb.GetModelInfoResponse:
