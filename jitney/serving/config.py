@@ -23,11 +23,14 @@ import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NoReturn, TypeVar
+from typing import Any, Final, Literal, NoReturn, TypeVar
 
 from jitney.errors import InvalidRequest, JitneyError
 
 C = TypeVar("C", bound="ServingConfig")
+
+
+SHARED: Final = {"JITNEY_CACHE_DIR", "JITNEY_STATE_DIR"}  # Of no service.
 
 
 class ConfigError(InvalidRequest):
@@ -127,7 +130,7 @@ def load_or_exit(config_class: type[C], service: str, argv: Sequence[str] | None
 def unknown_variables(config_class: type[ServingConfig], service: str) -> list[str]:
     """Variables that carry this service's prefix and name no setting: most likely misspelt."""
     prefix = f"JITNEY_{service.upper().replace('-', '_')}_"
-    known = {prefix + field.name.upper() for field in dataclasses.fields(config_class)} | {f"{prefix}CONFIG"}
+    known = {prefix + field.name.upper() for field in dataclasses.fields(config_class)} | {f"{prefix}CONFIG"} | SHARED
     return sorted(name for name in os.environ if name.startswith(prefix) and name not in known)
 
 
