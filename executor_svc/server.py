@@ -17,10 +17,8 @@ from executor_svc import wire
 from executor_svc.door import Door, Entry
 from executor_svc.engine import EngineStatus
 from executor_svc.limits import Limits
-from executor_svc.model_info import ModelInfo
 from executor_svc.request import Answer, Finish, FinishReason, Submission
 from executor_svc.streaming import Bells, Cursor
-from executor_svc.tokenizer import Tokenizer
 from jitney.errors import Aborted, Away, Expired, JitneyError, Missing, TooLarge
 from jitney.executor.v1 import executor_pb2 as pb
 from jitney.executor.v1 import executor_pb2_grpc
@@ -30,6 +28,7 @@ from jitney.snapshot import PolicyChoice, Snapshot
 
 DOOR_THREADS = 4
 MAX_HISTORY_STEPS = 1 << 16
+LOADING_RETRY_US = 1_000_000
 _FOREVER_S = 7 * 24 * 3600.0
 
 
@@ -66,28 +65,40 @@ class _Opened:
 Send = Callable[[pb.GenerateEvent], Awaitable[None]]
 
 
-class ExecutorService(executor_pb2_grpc.ExecutorServicer):
-    """Belongs to the event loop that it was made in."""
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What the service stands on, once the model is loaded."""
 
-    def __init__(
-        self,
-        engine: EnginePort,
-        door: Door,
-        tokenizer: Tokenizer,
-        info: ModelInfo,
-        advice: Advice,
-        limits: Limits | None = None,
-        cached_price_ppm: int = 0,
-    ) -> None:
-        self._engine = engine
-        self._door = door
-        self._advice = advice
-        self._limits = limits or Limits()
-        self._info = wire.model_info(info, tokenizer, self._limits)
+    engine: EnginePort
+    door: Door
+    advice: Advice
+    info: pb.GetModelInfoResponse
+
+
+class ExecutorService(executor_pb2_grpc.ExecutorServicer):
+    """Belongs to the event loop that it was made in. Answers UNAVAILABLE until it is given its parts."""
+
+    def __init__(self, limits: Limits, cached_price_ppm: int = 0) -> None:
+        self._given: Parts | None = None
+        self._limits = limits
         self._price = cached_price_ppm
         self._bells = Bells(asyncio.get_running_loop())
         self._threads = ThreadPoolExecutor(DOOR_THREADS, thread_name_prefix="door")
         self._refused = 0
+
+    def open(self, parts: Parts) -> None:
+        """From here on requests are served."""
+        self._given = parts
+
+    def close(self) -> None:
+        """Ends the door's threads, once no call runs any more."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    @property
+    def _parts(self) -> Parts:
+        if self._given is None:
+            raise Away("the executor is loading its model", retry_after_us=LOADING_RETRY_US)
+        return self._given
 
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> None:
         """Started, then deltas, then Finished; a request that did not end by itself ends with a status, too."""
@@ -121,27 +132,27 @@ class ExecutorService(executor_pb2_grpc.ExecutorServicer):
 
     async def Abort(self, request: pb.AbortRequest, context: Any) -> pb.AbortResponse:
         """Ends a live request."""
-        self._engine.abort(request.request_id)
+        self._parts.engine.abort(request.request_id)
         return pb.AbortResponse()
 
     async def GetModelInfo(self, request: pb.GetModelInfoRequest, context: Any) -> pb.GetModelInfoResponse:
         """The model that is served."""
-        return self._info
+        return self._parts.info
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Any) -> pb.GetStatusResponse:
         """What runs, what waits and why."""
         steps = min(request.history_steps, MAX_HISTORY_STEPS)
-        return wire.status(await asyncio.to_thread(self._engine.status, steps), self._refused)
+        return wire.status(await asyncio.to_thread(self._parts.engine.status, steps), self._refused)
 
     async def SetPolicy(self, request: pb.SetPolicyRequest, context: Any) -> pb.SetPolicyResponse:
         """Changes the policy, once a scheduler has shown that it can decide by it."""
         choice = wire.policy_choice(request.policy)
-        await self._advice.try_policy(choice)
-        return pb.SetPolicyResponse(from_step=await asyncio.to_thread(self._engine.set_policy, choice))
+        await self._parts.advice.try_policy(choice)
+        return pb.SetPolicyResponse(from_step=await asyncio.to_thread(self._parts.engine.set_policy, choice))
 
     async def ExplainRequest(self, request: pb.ExplainRequestRequest, context: Any) -> pb.ExplainRequestResponse:
         """Why a live request is where it is."""
-        request_id, snapshot, history = self._engine.explain(request.request_id)
+        request_id, snapshot, history = self._parts.engine.explain(request.request_id)
         explanation = await self._explanation(request_id, snapshot)
         return pb.ExplainRequestResponse(explanation=explanation, history=history)
 
@@ -149,7 +160,7 @@ class ExecutorService(executor_pb2_grpc.ExecutorServicer):
         if snapshot is None:
             return scheduler_pb2.Explanation(state="waiting", sentence="no scheduler was asked yet")
         try:
-            return await self._advice.explain(snapshot, request_id)
+            return await self._parts.advice.explain(snapshot, request_id)
         except Missing:
             return scheduler_pb2.Explanation(state="waiting", sentence="it came after the last snapshot")
         except Away as error:
@@ -167,7 +178,7 @@ class ExecutorService(executor_pb2_grpc.ExecutorServicer):
             finally:
                 if answer is not None:
                     if answer.finish is None:
-                        self._engine.abort_request(answer.request_id)
+                        self._parts.engine.abort_request(answer.request_id)
                     span.set(generated_tokens=len(answer.token_ids), **_of_finish(answer.finish))
 
     async def _let_in(
@@ -175,9 +186,11 @@ class ExecutorService(executor_pb2_grpc.ExecutorServicer):
     ) -> tuple[Entry, Answer | None]:
         """Door and engine, on a thread of their own: tokenising may take a while."""
 
+        parts = self._parts
+
         def let_in() -> tuple[Entry, Answer | None]:
-            entry = self._door.admit(request, time_left_us)
-            return entry, None if entry.ended else self._engine.submit(entry.submission, ring)
+            entry = parts.door.admit(request, time_left_us)
+            return entry, None if entry.ended else parts.engine.submit(entry.submission, ring)
 
         future = self._threads.submit(let_in)
         try:
@@ -194,7 +207,7 @@ class ExecutorService(executor_pb2_grpc.ExecutorServicer):
         if not future.cancelled() and future.exception() is None:
             answer = future.result()[1]
             if answer is not None:
-                self._engine.abort_request(answer.request_id)
+                self._parts.engine.abort_request(answer.request_id)
 
     async def _follow(self, opened: _Opened, send: Send) -> Finish:
         """Sends what comes, until the end; returns it. Raises Away if the executor stops: another one can go on."""

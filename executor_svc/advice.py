@@ -1,0 +1,60 @@
+"""What the executor asks of a scheduler outside of its steps: an explanation, and whether it can decide by a policy."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import grpc.aio
+
+from jitney.errors import Away, JitneyError
+from jitney.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
+from jitney.scheduler_codec import encode_snapshot
+from jitney.serving.channels import channel
+from jitney.serving.status import from_rpc_error
+from jitney.snapshot import PolicyChoice, PolicyMemory, Snapshot
+
+TIMEOUT_S = 5.0
+
+T = TypeVar("T")
+
+
+class SchedulerAdvice:
+    """Asks one replica after another until one answers. Belongs to one event loop."""
+
+    def __init__(self, addresses: Sequence[str], current: Callable[[], Snapshot], tls_ca: Path | None = None) -> None:
+        """`current` gives the last snapshot, or an empty one of this executor."""
+        self._channels = [channel(address, tls_ca=tls_ca) for address in addresses]
+        self._stubs: list[Any] = [scheduler_pb2_grpc.SchedulerStub(c) for c in self._channels]
+        self._current = current
+
+    async def close(self) -> None:
+        """Ends the connections."""
+        for link in self._channels:
+            await link.close()
+
+    async def explain(self, snapshot: Snapshot, request_id: int) -> scheduler_pb2.Explanation:
+        """Why the request is where it is. Missing if the snapshot does not name it, Away if nobody answers."""
+        message = scheduler_pb2.Snapshot.FromString(encode_snapshot(snapshot))
+        request = scheduler_pb2.ExplainRequest(snapshot=message, id=request_id)
+        return await self._first(lambda stub: stub.Explain(request, timeout=TIMEOUT_S))
+
+    async def try_policy(self, choice: PolicyChoice) -> None:
+        """Returns if a scheduler decides by the policy on the situation of now; raises what it says otherwise."""
+        trial = replace(self._current(), policy=choice, memory=PolicyMemory())
+        message = scheduler_pb2.Snapshot.FromString(encode_snapshot(trial))
+        await self._first(lambda stub: stub.DecideOnce(message, timeout=TIMEOUT_S))
+
+    async def _first(self, ask: Callable[[Any], Awaitable[T]]) -> T:
+        """The first answer; an error other than Away is an answer, too."""
+        last: JitneyError = Away("no scheduler is configured")
+        for stub in self._stubs:
+            try:
+                return await ask(stub)
+            except grpc.aio.AioRpcError as error:
+                last = from_rpc_error(error)
+                if not isinstance(last, Away):
+                    raise last from None
+        raise last

@@ -1,0 +1,105 @@
+"""Configuration of the executor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from executor_svc.limits import Limits
+from jitney.serving.config import ConfigError, ServingConfig, option
+from jitney.snapshot import PolicyChoice, Settings
+
+SERVICE = "executor"
+MICRO = 1_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutorConfig(ServingConfig):
+    """The executor: owns requests, tokens and the step clock, and runs the model."""
+
+    model: Path | None = option(None, "GGUF file or Hugging Face folder; absent: the default model, if it was fetched")
+    cache_dir: Path | None = option(
+        None, "Folder of fetched models and prepared weights; absent: ~/.cache/jitney", env="JITNEY_CACHE_DIR"
+    )
+    name: str = option("executor-0", "Name of this executor, stable over its restarts")
+    schedulers: tuple[str, ...] = option(("127.0.0.1:50052",), "Addresses of the schedulers, comma separated")
+    cache: str = option("127.0.0.1:50053", "Address of the cache")
+    scheduler_ca: Path | None = option(None, "PEM file with the schedulers' authority; turns TLS to them on")
+
+    arithmetic: Literal["fp16", "fp32"] = option("fp16", "fp16: weights in half precision; fp32: the reference")
+    kv: Literal["fp16", "fp32"] = option("fp16", "Type of keys and values in the pool")
+    native: bool = option(True, "Use the native kernels where they run")
+    threads: int = option(0, "Threads that compute; 0: one a core", minimum=0, maximum=1024)
+    pool_blocks: int = option(2048, "Blocks of the KV pool", minimum=2, maximum=1 << 24)
+    block_tokens: int = option(16, "Tokens of a block", minimum=1, maximum=256)
+    context_tokens: int = option(0, "Context limit, if lower than the model's; 0: the model's", minimum=0)
+
+    max_rows: int = option(64, "Requests that compute in one step", minimum=1, maximum=4096)
+    max_step_tokens: int = option(256, "Tokens that are computed in one step", minimum=1, maximum=1 << 20)
+    chunk_cap_tokens: int = option(128, "Tokens of one prompt that are computed in one step", minimum=1)
+    block_reserve: int = option(0, "Blocks that admission leaves free for decoding", minimum=0)
+    max_preemptions: int = option(2, "How often a request may be preempted", minimum=0, maximum=255)
+    max_waiting_requests: int = option(4096, "Requests that may wait; 0: no limit", minimum=0)
+    max_waiting_tokens: int = option(0, "Tokens that may wait; 0: no limit", minimum=0)
+
+    policy: str = option("fcfs", "Scheduling policy")
+    policy_parameters: tuple[str, ...] = option((), "Its parameters as name=integer, comma separated")
+    coast_after_ms: int = option(50, "How late a decision may be before running rows go on without it", minimum=1)
+    scheduler_timeout_s: float = option(1.0, "How long one scheduler has for one decision", minimum=0.01, maximum=60)
+    rotate_schedulers: bool = option(False, "Ask another scheduler at each step")
+    cache_timeout_s: float = option(60.0, "How long to wait for the cache at start", minimum=0, maximum=86400)
+
+    reader_timeout_s: float = option(30.0, "A stream whose reader takes nothing for so long is ended", minimum=0.1)
+    cached_price: float = option(
+        0.02, "Price of a cached prompt token, as a share of a computed one", minimum=0, maximum=1
+    )
+
+    def validate(self) -> None:
+        """See ServingConfig."""
+        ServingConfig.validate(self)
+        if not self.name or len(self.name.encode()) > 64 or not self.name.isprintable():
+            raise ConfigError("--name must be 1 to 64 bytes of printable text", field="name", value=self.name)
+        if not self.schedulers:
+            raise ConfigError("--schedulers must name at least one address", field="schedulers")
+        if self.max_rows > self.max_step_tokens:
+            what = (
+                f"--max-rows {self.max_rows} is over --max-step-tokens {self.max_step_tokens}: each row needs a token"
+            )
+            raise ConfigError(what, field="max_rows", limit=self.max_step_tokens, value=self.max_rows)
+        self.policy_choice()
+
+    def policy_choice(self) -> PolicyChoice:
+        """The policy with which the executor starts."""
+        parameters: dict[str, int] = {}
+        for text in self.policy_parameters:
+            name, _, value = text.partition("=")
+            try:
+                parameters[name.strip()] = int(value)
+            except ValueError:
+                what = f"--policy-parameters must be name=integer, got {text!r}"
+                raise ConfigError(what, field="policy_parameters", value=text) from None
+        return PolicyChoice(self.policy, tuple(sorted(parameters.items())))
+
+    def settings(self, context_tokens: int) -> Settings:
+        """What deciding depends on; `context_tokens` is the limit in force."""
+        return Settings(
+            max_step_tokens=self.max_step_tokens,
+            max_rows=self.max_rows,
+            block_tokens=self.block_tokens,
+            context_tokens=context_tokens,
+            chunk_cap_tokens=self.chunk_cap_tokens,
+            block_reserve=self.block_reserve,
+            max_preemptions=self.max_preemptions,
+            max_waiting_requests=self.max_waiting_requests,
+            max_waiting_tokens=self.max_waiting_tokens,
+        )
+
+    def limits(self) -> Limits:
+        """The door's."""
+        return Limits(request_bytes=self.max_message_bytes, reader_timeout_s=self.reader_timeout_s)
+
+    @property
+    def cached_price_ppm(self) -> int:
+        """`cached_price` in millionths."""
+        return round(self.cached_price * MICRO)

@@ -1,0 +1,232 @@
+"""One executor process, put together: model, cache, schedulers, loop and server, in the order of their lives.
+
+Starting: the server listens, NOT_SERVING; tokenizer and model are loaded on a thread; the cache is opened; the loop
+starts; SERVING. Ending: the loop refuses what is new, calls end, the loop stops, cache and schedulers are let go.
+Readiness follows the loop's watchdog; a loop that has failed ends the process, since its state is not to be trusted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from executor_svc import wire
+from executor_svc.advice import SchedulerAdvice
+from executor_svc.cache_client import CacheClient, CachePool
+from executor_svc.clock import MonotonicClock
+from executor_svc.config import SERVICE, ExecutorConfig
+from executor_svc.door import Door
+from executor_svc.engine import Engine
+from executor_svc.hasher import HashWorker
+from executor_svc.loop import Loop, LoopSettings
+from executor_svc.model.model import CpuModel
+from executor_svc.model.threads import use_threads
+from executor_svc.model_info import ModelInfo
+from executor_svc.model_runner import ModelRunner
+from executor_svc.rates import MeasuredRates
+from executor_svc.scheduler_client import SchedulerClient
+from executor_svc.server import ExecutorService, Parts
+from executor_svc.situation import Identity, Policy
+from executor_svc.tokenizer import Tokenizer, load_tokenizer
+from jitney.errors import Conflict, InvalidRequest
+from jitney.executor.v1 import executor_pb2_grpc
+from jitney.models import default_model_path
+from jitney.serving import logs
+from jitney.serving.config import cache_dir as default_cache_dir
+from jitney.serving.server import ServiceServer, build_server, serve_until_signal
+from jitney.snapshot import Blocks, Snapshot
+
+SERVICE_NAME = "jitney.executor.v1.Executor"
+WATCH_S = 0.25
+PROGRESS_STEP = 0.02
+
+
+async def serve(config: ExecutorConfig) -> int:
+    """Serves until a signal, or until the loop fails; returns the exit status."""
+    server = build_server(config, SERVICE)
+    executor = Executor(config, server)
+    return await serve_until_signal(server, prepare=executor.prepare, on_drain=executor.drain, on_stop=executor.stop)
+
+
+class Executor:
+    """Holds the parts, from start to end. Belongs to the server's event loop."""
+
+    def __init__(self, config: ExecutorConfig, server: ServiceServer) -> None:
+        self._config = config
+        self._server = server
+        self._log = logs.get("executor")
+        self._service = ExecutorService(config.limits(), config.cached_price_ppm)
+        self._closing = contextlib.AsyncExitStack()  # what to end, last begun first
+        self._engine: Engine | None = None
+        self._incarnation = time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1000
+        executor_pb2_grpc.add_ExecutorServicer_to_server(self._service, server.grpc)
+        server.offer(SERVICE_NAME)
+        self._closing.callback(self._service.close)
+
+    async def prepare(self) -> None:
+        """Loads the model, opens the cache, starts the loop. Raises JitneyError, in one sentence."""
+        tokenizer, model = await asyncio.to_thread(self._load)
+        info = model.info
+        self._log.info("model", **_described(info))
+        engine, scheduler = await self._start_engine(model, info)
+        advice = SchedulerAdvice(self._config.schedulers, lambda: self._situation(engine), self._config.scheduler_ca)
+        self._closing.push_async_callback(advice.close)
+        limits = self._config.limits()
+        parts = Parts(engine, Door(tokenizer, info, limits), advice, wire.model_info(info, tokenizer, limits))
+        scheduler.start()
+        self._closing.push_async_callback(scheduler.close)
+        engine.start()
+        self._closing.push_async_callback(asyncio.to_thread, engine.stop)
+        self._engine = engine
+        watch = asyncio.create_task(self._watch(engine))
+        self._closing.callback(watch.cancel)
+        self._service.open(parts)
+
+    async def drain(self) -> None:
+        """Nothing new from here on."""
+        if self._engine is not None:
+            self._engine.drain()
+
+    async def stop(self) -> None:
+        """Ends everything that `prepare` began."""
+        await self._closing.aclose()
+
+    def _load(self) -> tuple[Tokenizer, CpuModel]:
+        """Tokenizer first: what is wrong with it is said before minutes of loading."""
+        config = self._config
+        cache_dir = config.cache_dir or default_cache_dir()
+        path = config.model or default_model_path(cache_dir)
+        if config.model is None and not path.exists():
+            what = f"the default model is not at {path}: run `jitney model fetch`, or give --model"
+            raise InvalidRequest(what, field="model", value=path)
+        threads = use_threads(config.threads)
+        self._log.info("loading", stage="reading the tokenizer", fraction=0.0, model=str(path), threads=threads)
+        tokenizer = load_tokenizer(path)
+        model = CpuModel.load(
+            path,
+            arithmetic=config.arithmetic,
+            kv=config.kv,
+            pool_blocks=config.pool_blocks,
+            block_tokens=config.block_tokens,
+            max_step_tokens=config.max_step_tokens,
+            max_step_rows=config.max_rows,
+            cache_dir=cache_dir,
+            progress=_Progress(),
+            native=config.native,
+        )
+        model.info = _joined(model.info, tokenizer, config, path)
+        return tokenizer, model
+
+    async def _start_engine(self, model: CpuModel, info: ModelInfo) -> tuple[Engine, SchedulerClient]:
+        """Opens the cache and builds the loop around it."""
+        config, clock = self._config, MonotonicClock()
+        pool = CachePool(
+            executor=config.name,
+            incarnation=self._incarnation,
+            fingerprint=info.fingerprint,
+            blocks=info.pool_blocks,
+            block_bytes=info.block_bytes,
+            block_tokens=info.block_tokens,
+        )
+        cache = CacheClient(config.cache, pool, clock)
+        await cache.open(config.cache_timeout_s)
+        self._closing.push_async_callback(cache.close)
+        scheduler = SchedulerClient(
+            config.schedulers,
+            clock,
+            asyncio.get_running_loop(),
+            timeout_s=config.scheduler_timeout_s,
+            rotate=config.rotate_schedulers,
+            tls_ca=config.scheduler_ca,
+        )
+        runner = ModelRunner(model, clock)
+        self._closing.push_async_callback(asyncio.to_thread, runner.close)
+        hasher = HashWorker(clock, info.block_tokens)
+        self._closing.push_async_callback(asyncio.to_thread, hasher.close)
+        loop = Loop(
+            Identity(config.name, self._incarnation),
+            config.settings(info.context_tokens),
+            LoopSettings(info.pool_blocks, coast_after_us=1000 * config.coast_after_ms),
+            Policy(config.policy_choice()),
+            clock=clock,
+            rates=MeasuredRates(info.block_bytes),
+            scheduler=scheduler,
+            cache=cache,
+            model=runner,
+            hasher=hasher,
+        )
+        cache.state = loop.apply
+        engine = Engine(
+            loop,
+            name=config.name,
+            incarnation=self._incarnation,
+            model_version=info.version,
+            fingerprint=info.fingerprint,
+        )
+        return engine, scheduler
+
+    def _situation(self, engine: Engine) -> Snapshot:
+        """The last snapshot; before the first, an empty one."""
+        loop = engine.loop
+        return loop.last_snapshot or Snapshot(
+            executor=self._config.name,
+            incarnation=self._incarnation,
+            step=1,
+            now_us=loop.clock.now_us(),
+            settings=loop.settings,
+            blocks=Blocks(total=loop.loop_settings.pool_blocks, free=loop.loop_settings.pool_blocks),
+        )
+
+    async def _watch(self, engine: Engine) -> None:
+        """Readiness follows the engine; a loop that has failed ends the process."""
+        while True:
+            if engine.failure is not None:
+                self._server.request_stop(engine.not_ready, exit_code=1)
+                return
+            reason = engine.not_ready
+            if reason != self._server.not_serving:
+                self._log.warning("readiness", not_ready=reason)
+                await self._server.set_serving(reason)
+            await asyncio.sleep(WATCH_S)
+
+
+class _Progress:
+    """Logs how far loading is, not more often than anyone can read."""
+
+    def __init__(self) -> None:
+        self._log = logs.get("executor")
+        self._stage, self._fraction = "", -1.0
+
+    def __call__(self, stage: str, fraction: float) -> None:
+        if stage != self._stage or fraction - self._fraction >= PROGRESS_STEP:
+            self._stage, self._fraction = stage, fraction
+            self._log.info("loading", stage=stage, fraction=round(fraction, 3))
+
+
+def _joined(info: ModelInfo, tokenizer: Tokenizer, config: ExecutorConfig, path: Path) -> ModelInfo:
+    """The model's version covers its tokenizer too; its context is the limit in force."""
+    if tokenizer.vocabulary > info.vocabulary:
+        what = f"the tokenizer of {path} has {tokenizer.vocabulary} tokens, the model {info.vocabulary}"
+        raise Conflict(what, field="model", limit=info.vocabulary, value=tokenizer.vocabulary)
+    version = hashlib.sha256(f"{info.version} {tokenizer.digest.hex()}".encode()).hexdigest()
+    context = min(info.context_tokens, config.context_tokens or info.context_tokens)
+    return replace(info, version=version, context_tokens=context)
+
+
+def _described(info: ModelInfo) -> dict[str, object]:
+    """For the log."""
+    return {
+        "name": info.name,
+        "version": info.version[:16],
+        "backend": info.backend,
+        "arithmetic": info.arithmetic,
+        "fingerprint": info.fingerprint_text,
+        "bit_invariant": info.bit_invariant,
+        "row_multiple": info.row_multiple,
+        "pool_blocks": info.pool_blocks,
+        "pool_mib": info.pool_blocks * info.block_bytes >> 20,
+    }
