@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 
 import pytest
 
@@ -16,6 +17,11 @@ SMALL = Settings(max_step_tokens=64, max_rows=8, block_tokens=4, context_tokens=
 
 def prompt(seed: int, tokens: int) -> list[int]:
     return random.Random(seed).choices(range(1000), k=tokens)
+
+
+def crash(sim: Simulation, back_after_us: int) -> None:
+    if sim.cache.connected:
+        sim.cache.crash(back_after_us)
 
 
 def check_gold(settings: Settings, watched: Watched) -> None:
