@@ -88,7 +88,7 @@ def _info(weights: Weights, llama: Llama, arithmetic: Arithmetic, rows: RowMulti
             f"layout={LAYOUT}",
             f"kv={kv} block={shape.block_tokens} layers={shape.layers} heads={shape.kv_heads}x{shape.head_size}",
             f"linear={describe(arithmetic)}",
-            f"attention={llama.backend.name}",
+            llama.backend.describe(),
             f"elementwise={llama.elementwise.describe()}",
             f"machine={_machine()}",
             "tp=1",

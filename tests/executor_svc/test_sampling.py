@@ -40,7 +40,8 @@ def expected_after(logits: F32, temperature: float, kept: list[int]) -> NDArray[
     """The softmax over `kept` tokens only, in float64."""
     likelihood: NDArray[np.float64] = np.zeros(len(logits))
     likelihood[kept] = np.exp((logits[kept].astype(np.float64) - logits.max()) / temperature)
-    return likelihood / likelihood.sum()
+    likelihood /= likelihood.sum()
+    return likelihood
 
 
 LOGITS = np.log(np.array([0.05, 0.4, 0.1, 0.25, 0.15, 0.05], np.float32))
