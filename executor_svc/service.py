@@ -184,6 +184,7 @@ class Executor:
     async def _watch(self, engine: Engine) -> None:
         """Readiness follows the engine; a loop that has failed ends the process."""
         while True:
+            await asyncio.sleep(WATCH_S)
             if engine.failure is not None:
                 self._server.request_stop(engine.not_ready, exit_code=1)
                 return
@@ -191,7 +192,6 @@ class Executor:
             if reason != self._server.not_serving:
                 self._log.warning("readiness", not_ready=reason)
                 await self._server.set_serving(reason)
-            await asyncio.sleep(WATCH_S)
 
 
 class _Progress:
