@@ -35,6 +35,7 @@ class Registry:
         self.tenants = Names(1 << 20)
         self.endpoints = Names(1 << 16)
         self.waiting_tokens = 0
+        self._with_deadline = 0
         self._live_of_tenant: Counter[int] = Counter()
         self.sampling = _sampling_columns(capacity)
 
@@ -75,6 +76,7 @@ class Registry:
         self.deadline_us[slot] = now_us + asked.deadline_us if asked.deadline_us else 0
         self.predicted_p50[slot] = self.predicted_p90[slot] = -1
         self.features[slot] = asked.features
+        self._with_deadline += asked.ttft_deadline_us > 0 or asked.deadline_us > 0
         drawn = asked.sampling
         for name, value in (
             ("temperature", drawn.temperature),
@@ -122,6 +124,7 @@ class Registry:
         else:
             self.running.remove(request)
         request.state = State.ENDED
+        self._with_deadline -= request.submission.ttft_deadline_us > 0 or request.submission.deadline_us > 0
         self.ttft_deadline_us[request.slot] = self.deadline_us[request.slot] = 0
         if self.by_client_id.get(request.submission.client_id) is request:
             del self.by_client_id[request.submission.client_id]
@@ -190,12 +193,16 @@ class Registry:
 
     def next_deadline_us(self) -> int:
         """When the next deadline of a live request passes; 0: there is none."""
+        if not self._with_deadline:
+            return 0
         due = self._due_us()
         due = due[due > 0]
         return int(due.min()) if len(due) else 0
 
     def expired(self, now_us: int) -> list[LiveRequest]:
         """Live requests whose deadline has passed, by id."""
+        if not self._with_deadline:
+            return []
         due = self._due_us()
         ids = self.id[np.flatnonzero((due > 0) & (due <= now_us))]
         return [r for i in sorted(ids.tolist()) if (r := self.by_id.get(i)) is not None and r.state is not State.ENDED]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from functools import partial
+from functools import partial
 
 import pytest
 
@@ -144,7 +145,7 @@ def test_random_traffic_with_aborts_deadlines_and_crashes(seed: int) -> None:
     sim.scheduler.away = lambda now: away_to if away_from <= now < away_to else now
     for _ in range(rng.randrange(3)):
         back = rng.choice([10_000, 500_000])
-        sim.clock.at(rng.randrange(1_500_000), lambda back=back: sim.cache.crash(back) if sim.cache.connected else None)
+        sim.clock.at(rng.randrange(1_500_000), partial(crash, sim, back))
     stems = [prompt(100 + i, rng.randrange(1, 60)) for i in range(4)]
     for i in range(60):
         ids = [*rng.choice(stems), *prompt(1000 + i, rng.randrange(1, 40))]
