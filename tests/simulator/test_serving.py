@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from functools import partial
-from functools import partial
 
 import pytest
 
