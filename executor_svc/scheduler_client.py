@@ -182,9 +182,10 @@ class SchedulerClient:
         return min(2 * pause_s, LONGEST_PAUSE_S)
 
     def _next_replica(self, error: JitneyError, step: int) -> None:
-        if self.connected or self.last_error is None or error.message != self.last_error.message:
-            address = self._replicas[self._current].address
-            self._log.warning("scheduler replica failed", address=address, step=step, error=error.message)
+        replica = self._replicas[self._current]
+        if replica.answers:
+            self._log.warning("scheduler replica fails", address=replica.address, step=step, error=error.message)
+        replica.answers = False
         self.last_error = error
         self.failovers += 1
         self._current = (self._current + 1) % len(self._replicas)
@@ -196,6 +197,7 @@ class SchedulerClient:
         self.answered += 1
         self.connected = True
         self.last_error = None
+        self._replicas[self._current].answers = True
         self._answers.append((question, decision))
         self._clock.ring()
 
@@ -205,6 +207,7 @@ class _Replica:
 
     def __init__(self, address: str, timeout_s: float, tls_ca: Path | None) -> None:
         self.address = address
+        self.answers = True  # as far as is known: each time that it stops to is logged once
         self._timeout_s = timeout_s
         self._tls_ca = tls_ca
         self._channel: grpc.aio.Channel | None = None

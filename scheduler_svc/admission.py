@@ -95,7 +95,7 @@ def board(
     in which running rows went short of blocks. `rows` are those that stay."""
     out = Boarding()
     settings, table = snapshot.settings, snapshot.waiting
-    first = order[: budget.rows + 1]
+    first = order[: max(budget.rows, 0) + 1]
     lists = (a[first].tolist() for a in (table.id, table.tokens, table.new_tokens, table.preemptions))
     hits = hits_by_request(snapshot, rows.id)
     kept = reserve.blocks

@@ -64,7 +64,7 @@ def relieve(snapshot: Snapshot, rows: RunningRows, tokens: I64, budget: Budget) 
     if stuck.any():
         return _serve(rows, tokens, costs.recomputed(np.flatnonzero(stuck)), budget)
     allowed = may_leave(rows) & (rows.private > 0)
-    victims = _cheapest(costs.least_us, rows.private + growth, allowed, short - budget.coming)
+    victims = cheapest_cover(costs.least_us, rows.private + growth, allowed, short - budget.coming)
     relief = _serve(rows, tokens, costs.settle(victims, snapshot), budget)
     if relief.tokens.any() or budget.coming or rows.loading.any() or not relief.starved.any():
         return relief
@@ -169,33 +169,39 @@ def _move_us(store: I64, pin: I64, rates: Rates, room: TierRoom, *, ssd: bool) -
     return np.where((store <= room.free_blocks) & (pin <= room.pin_blocks), cost, -1)
 
 
-def _cheapest(cost: I64, gain: I64, allowed: Flags, need: int) -> I64:
+def cheapest_cover(cost: I64, gain: I64, allowed: Flags, need: int) -> I64:
     """Positions whose gains reach `need` at little cost, or all allowed ones if they cannot.
 
-    The greedy cover by cost per block, each of its prefixes tried with the cheapest single row that completes it; at
-    most twice the least cost, and the least whenever one row is enough and best (Csirik et al., "Heuristics for the
-    0-1 min-knapsack problem", 1991). Ties go against the later row.
+    The greedy cover by cost per block, each of its prefixes tried with the cheapest single row that completes it: at
+    most twice the least cost, and the least if one row is (Csirik et al., "Heuristics for the 0-1 min-knapsack
+    problem", 1991). Rows that the others make needless are dropped. Ties go against the later row.
     """
     positions = np.flatnonzero(allowed)[::-1]
     if need <= 0 or len(positions) == 0:
         return _none()
     cost, gain = cost[positions], gain[positions]
     by_rate = np.argsort(cost * 1024 // gain, kind="stable")
-    best: I64 | None = None
+    best: list[int] = []
     best_cost, spent, missing = 0, 0, need
     outside = np.ones(len(positions), np.bool_)
-    for taken in range(len(by_rate)):
+    for taken, chosen in enumerate(by_rate.tolist()):
         enough = np.flatnonzero(outside & (gain >= missing))
         if len(enough):
-            last = enough[np.argmin(cost[enough])]
-            if best is None or spent + int(cost[last]) < best_cost:
-                best, best_cost = np.append(by_rate[:taken], last), spent + int(cost[last])
-        chosen = by_rate[taken]
+            last = int(enough[np.argmin(cost[enough])])
+            if not best or spent + int(cost[last]) < best_cost:
+                best, best_cost = [*by_rate[:taken].tolist(), last], spent + int(cost[last])
         outside[chosen] = False
         spent, missing = spent + int(cost[chosen]), missing - int(gain[chosen])
-        if missing <= 0 or (best is not None and spent >= best_cost):
+        if missing <= 0 or (best and spent >= best_cost):
             break
-    return positions[by_rate if best is None else best]
+    if not best:
+        return positions[by_rate]
+    spare = sum(int(gain[row]) for row in best) - need
+    for row in sorted(best, key=lambda row: (-int(cost[row]), row)):
+        if int(gain[row]) <= spare:
+            best.remove(row)
+            spare -= int(gain[row])
+    return positions[best]
 
 
 def _forced(rows: RunningRows, relief: Relief) -> I64:

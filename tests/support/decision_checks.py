@@ -1,0 +1,78 @@
+"""What every decision must keep, whatever the (possible) snapshot."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from jitney.decision import Decision, PreemptionMode, WaitReason
+from jitney.snapshot import MAX_CANDIDATES, Snapshot
+
+
+def check_decision(snapshot: Snapshot, decision: Decision) -> None:
+    """Asserts the invariants that hold between a snapshot and its decision."""
+    settings, blocks = snapshot.settings, snapshot.blocks
+    running = {int(i): n for n, i in enumerate(snapshot.running.id.tolist())}
+    waiting = {int(i): n for n, i in enumerate(snapshot.waiting.id.tolist())}
+    run, admit, victims = decision.run.id.tolist(), decision.admit.id.tolist(), decision.preempt.id.tolist()
+    refused = [r.id for r in decision.refusals]
+
+    assert (decision.incarnation, decision.step, decision.attempt) == (
+        snapshot.incarnation,
+        snapshot.step,
+        snapshot.attempt,
+    )
+    assert decision.snapshot_digest == snapshot.digest
+    assert set(run) <= set(running)
+    assert set(victims) <= set(running)
+    assert set(admit) | set(refused) <= set(waiting)
+    assert len({*run, *admit, *victims, *refused}) == len(run) + len(admit) + len(victims) + len(refused)
+
+    tokens = [*decision.run.tokens.tolist(), *decision.admit.tokens.tolist()]
+    assert sum(tokens) <= settings.max_step_tokens
+    assert all(t <= settings.chunk_cap_tokens for t in tokens)
+    assert all(t >= 1 for t in decision.run.tokens.tolist())
+    assert len(run) <= settings.max_rows
+    assert not admit or len(running) - len(victims) + len(admit) <= settings.max_rows
+
+    freed, grown = 0, 0
+    for victim, mode in zip(victims, decision.preempt.mode.tolist(), strict=True):
+        if mode != PreemptionMode.RECOMPUTE:
+            continue
+        n = running[victim]
+        freed += int(snapshot.running.held_blocks[n] - snapshot.running.shared_blocks[n])
+    for id_, count in zip(run, decision.run.tokens.tolist(), strict=True):
+        n = running[id_]
+        assert snapshot.running.waits_for[n] == 0 and snapshot.running.loading[n] == 0
+        after = int(snapshot.running.computed_tokens[n]) + int(snapshot.running.in_flight_tokens[n]) + count
+        grown += max(0, -(-after // settings.block_tokens) - int(snapshot.running.held_blocks[n]))
+        assert after <= int(snapshot.running.prompt_tokens[n]) + int(snapshot.running.max_new_tokens[n])
+    assert decision.needed_blocks == grown
+    hits = dict(zip(snapshot.candidates.id.tolist(), zip(*_hit_columns(snapshot), strict=True), strict=True))
+    unheld = 0
+    for id_, first, taken in zip(*(c.tolist() for _, c in decision.admit.columns()), strict=True):
+        total = -(-int(snapshot.waiting.tokens[waiting[id_]]) // settings.block_tokens)
+        hit, free_hit, pending = hits.get(id_, (0, 0, 0))
+        assert taken == max(total - hit, 0)
+        assert first >= 1 or pending > 0
+        unheld += free_hit
+    available = blocks.free + blocks.evictable + blocks.granted
+    assert int(decision.admit.blocks.sum()) + unheld + grown <= available + freed
+    assert not (admit and victims), "nobody boards in a step that preempts"
+
+    assert len(decision.next_candidates) <= MAX_CANDIDATES
+    assert set(decision.next_candidates.tolist()) <= set(waiting) - set(admit) - set(refused)
+    assert set(decision.coast_victims.tolist()) <= set(running) - set(victims)
+    owners = set(snapshot.running.waits_for[snapshot.running.waits_for != 0].tolist())
+    stuck = {i for i, n in running.items() if snapshot.running.held_blocks[n] >= blocks.total}
+    assert not (set(decision.coast_victims.tolist()) | set(victims) - stuck) & owners or not run
+
+    reasons = [reason for reason, _ in decision.waiting_reasons]
+    assert reasons == sorted(set(reasons)) and WaitReason.UNSPECIFIED not in reasons
+    left = len(waiting) - len(admit) - len(refused)
+    assert sum(count for _, count in decision.waiting_reasons) >= left
+    assert np.all(np.array([count for _, count in decision.waiting_reasons], int) > 0)
+
+
+def _hit_columns(snapshot: Snapshot) -> tuple[list[int], list[int], list[int]]:
+    table = snapshot.candidates
+    return table.device_hit_blocks.tolist(), table.unheld_hit_blocks.tolist(), table.pending_blocks.tolist()

@@ -1,0 +1,192 @@
+"""An executor reduced to counting, one launched step in flight: shows snapshots, applies decisions, holds them to
+their invariants. Requests share nothing unless `hits` says so."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from jitney.columns import CandidateTable, EndingTable, RunningTable, WaitingTable
+from jitney.decision import Decision, PreemptionMode, RefusalReason
+from jitney.snapshot import Blocks, Rates, Settings, Snapshot
+from jitney.snapshot_checks import check
+from tests.support.decision_checks import check_decision
+
+
+@dataclass
+class Toy:
+    """One request. `output` is how much it will really generate, `max_new` what the scheduler knows of it."""
+
+    id: int
+    arrival_us: int
+    prompt: int
+    output: int
+    max_new: int
+    generated: int = 0
+    computed: int = 0
+    in_flight: int = 0
+    held: int = 0
+    preemptions: int = 0
+    admitted_us: int = 0
+    first_token_step: int = -1
+    ended_step: int = -1
+    token_steps: list[int] = field(default_factory=list)
+
+    @property
+    def known(self) -> int:
+        return self.prompt + self.generated
+
+    def columns(self) -> dict[str, int]:
+        return {
+            "id": self.id,
+            "arrival_us": self.arrival_us,
+            "prompt_tokens": self.prompt,
+            "generated_tokens": self.generated,
+            "max_new_tokens": self.max_new,
+            "computed_tokens": self.computed,
+            "in_flight_tokens": self.in_flight,
+            "held_blocks": self.held,
+            "preemptions": self.preemptions,
+            "admitted_us": self.admitted_us,
+            "predicted_p50": -1,
+            "predicted_p90": -1,
+        }
+
+
+class ToyExecutor:
+    """Runs until all have ended or been refused."""
+
+    def __init__(self, requests: list[Toy], settings: Settings, pool: int, grant: int = 4) -> None:
+        self.arriving = sorted(requests, key=lambda r: (r.arrival_us, r.id))
+        self.settings, self.pool, self.grant = settings, pool, grant
+        self.waiting: list[Toy] = []
+        self.running: list[Toy] = []
+        self.leaving: list[Toy] = []  # ended, their blocks released with the next batch
+        self.refused: list[int] = []
+        self.ended: list[Toy] = []
+        self.step = 0
+        self.prefilled = 0
+        self.preemptions = 0
+        self.rows_run = 0
+        self.max_running = 0
+
+    @property
+    def held(self) -> int:
+        return sum(r.held for r in [*self.running, *self.leaving])
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.arriving or self.waiting or self.running)
+
+    def snapshot(self) -> Snapshot:
+        now_us = self.step * 1000
+        while self.arriving and self.arriving[0].arrival_us <= now_us:
+            self.waiting.append(self.arriving.pop(0))
+        self.waiting.sort(key=lambda r: r.id)
+        ending = [r for r in self.running if self._last_in_flight(r)]
+        rows = [r for r in self.running if not self._last_in_flight(r)]
+        free = self.pool - self.held
+        granted = min(free, self.grant)
+        size = len(rows)
+        columns = {c: np.array([r.columns()[c] for r in rows]) for c in (rows[0].columns() if rows else {})}
+        blank = RunningTable()
+        typed = {
+            column.name: (columns.get(column.name, np.zeros(size)) if size else np.zeros(0)).astype(column.dtype)
+            for column, _ in blank.columns()
+        }
+        return Snapshot(
+            executor="toy",
+            incarnation=7,
+            step=self.step,
+            now_us=now_us,
+            settings=self.settings,
+            blocks=Blocks(total=self.pool, free=free - granted, evictable=0, granted=granted),
+            rates=Rates(prefill_tokens_per_s=10_000),
+            running=RunningTable(**typed),
+            ending=EndingTable(
+                id=np.array([r.id for r in ending], np.uint64),
+                held_blocks=np.array([r.held for r in ending], np.int32),
+            ),
+            waiting=WaitingTable(
+                id=np.array([r.id for r in self.waiting], np.uint64),
+                arrival_us=np.array([r.arrival_us for r in self.waiting], np.int64),
+                tokens=np.array([r.known for r in self.waiting], np.int32),
+                new_tokens=np.array([r.max_new - r.generated for r in self.waiting], np.int32),
+                preemptions=np.array([r.preemptions for r in self.waiting], np.uint8),
+            ),
+            candidates=CandidateTable(),
+        )
+
+    def turn(self, decide: object) -> Decision:
+        """Snapshot and decision while a step is in flight; then that step ends, and the decided one is launched."""
+        snapshot = self.snapshot()
+        check(snapshot)
+        decision: Decision = decide(snapshot)  # type: ignore[operator]
+        check_decision(snapshot, decision)
+        self._land()
+        self._apply(decision)
+        self.step += 1
+        return decision
+
+    def _last_in_flight(self, r: Toy) -> bool:
+        return bool(r.in_flight) and r.computed + r.in_flight == r.known and r.generated + 1 >= r.max_new
+
+    def _land(self) -> None:
+        self.leaving.clear()
+        for r in list(self.running):
+            if not r.in_flight:
+                continue
+            r.computed += r.in_flight
+            r.in_flight = 0
+            if r.computed < r.known:
+                continue
+            r.generated += 1
+            r.token_steps.append(self.step)
+            r.first_token_step = self.step if r.first_token_step < 0 else r.first_token_step
+            if r.generated >= min(r.output, r.max_new):
+                r.ended_step = self.step
+                self.running.remove(r)
+                self.ended.append(r)
+                self.leaving.append(r)
+
+    def _apply(self, decision: Decision) -> None:
+        by_id = {r.id: r for r in self.running}
+        waiting = {r.id: r for r in self.waiting}
+        for refusal in decision.refusals:
+            assert refusal.reason is RefusalReason.NEVER_FITS
+            self.waiting.remove(waiting[refusal.id])
+            self.refused.append(refusal.id)
+        for id_, mode in zip(decision.preempt.id.tolist(), decision.preempt.mode.tolist(), strict=True):
+            assert mode == PreemptionMode.RECOMPUTE
+            r = by_id.pop(id_, None)
+            if r is None:  # it ended in the step that was in flight, and is released with this batch too
+                self.leaving = [gone for gone in self.leaving if gone.id != id_]
+                continue
+            self.running.remove(r)
+            r.held = r.computed = 0
+            r.preemptions += 1
+            self.preemptions += 1
+            self.waiting.append(r)
+        # Ended rows release with this batch: what the decision counted on was there without them.
+        for id_, tokens, blocks in zip(*(c.tolist() for _, c in decision.admit.columns()), strict=True):
+            r = waiting[id_]
+            self.waiting.remove(r)
+            r.held, r.admitted_us = blocks, self.step * 1000
+            assert r.held * self.settings.block_tokens >= r.known
+            self.running.append(r)
+            self._launch(r, tokens)
+        for id_, tokens in zip(*(c.tolist() for _, c in decision.run.columns()), strict=True):
+            if id_ in by_id:
+                self._launch(by_id[id_], tokens)
+        assert self.held <= self.pool, "blocks were given twice"
+        self.max_running = max(self.max_running, len(self.running))
+        self.rows_run += sum(1 for r in self.running if r.in_flight)
+
+    def _launch(self, r: Toy, tokens: int) -> None:
+        tokens = min(tokens, r.known - r.computed)
+        assert tokens > 0
+        grown = -(-(r.computed + tokens) // self.settings.block_tokens) - r.held
+        r.held += max(grown, 0)
+        r.in_flight = tokens
+        self.prefilled += tokens if tokens > 1 else 0
