@@ -221,6 +221,7 @@ class Ledger:
         return codes
 
     def _release_all(self, request: RequestId) -> ResultCode:
+        self.joins.forget(request)
         holding = self.requests.get(request)
         if holding is None:
             return NOT_HELD
@@ -229,7 +230,6 @@ class Ledger:
         if holding.joins:
             self.pending.leave(holding.joins, request)
         self.blocks.drop(reversed(holding.blocks))
-        self.joins.forget(request)
         del self.requests[request]
         return OK
 
