@@ -232,7 +232,6 @@ class Supervisor:
         for service in first:
             self._start(service)
         self._await(first, ServiceProcess.listens)
-        self._await(first, ServiceProcess.serves)
         executor = ServiceProcess(
             "executor",
             "executor_svc",
@@ -248,7 +247,7 @@ class Supervisor:
         self._executor = executor
         self._start(executor)
         self._await([executor], ServiceProcess.listens)
-        self._await([executor], ServiceProcess.serves)
+        self._await([*first, executor], ServiceProcess.serves)
         self._write_endpoints()
 
     def _start(self, service: ServiceProcess) -> None:
