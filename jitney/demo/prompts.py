@@ -65,7 +65,7 @@ CHAT_TURNS = (
     "That sounds good. How do I keep the eggs from sticking to the pan?",
     "And what could I drink with it?",
 )
-CHAT_OPTIONS = Options(max_tokens=72, endpoint="chat")
+CHAT_OPTIONS = Options(max_tokens=48, endpoint="chat")
 
 
 @dataclass(frozen=True, slots=True)
