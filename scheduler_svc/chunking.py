@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from jitney.columns import I64
-from scheduler_svc.running import RunningRows
+from scheduler_svc.running import Flags, RunningRows
 
 LONG_SHARE_PERCENT = 50
 
@@ -39,11 +39,13 @@ def long_share(left: int) -> int:
     return -(-left * LONG_SHARE_PERCENT // 100)
 
 
-def top_up(rows: RunningRows, tokens: I64, left: int, chunk_cap: int) -> I64:
-    """`tokens` [R] with the `left` ones added to the chunks that could be larger."""
+def top_up(rows: RunningRows, tokens: I64, left: int, max_rows: int, chunk_cap: int, out: Flags) -> I64:
+    """`tokens` [R] with the `left` ones added to the chunks that could be larger, or could not begin for the share.
+    Not to rows that are `out` of this step [R], or that need a block which nobody has counted."""
     if left <= 0:
         return tokens
-    more = np.where(tokens > 0, np.minimum(rows.wanted, chunk_cap) - tokens, 0)
+    begins = ~out & (rows.growth == 0) if rows.count <= max_rows else np.zeros(rows.count, np.bool_)
+    more = np.where((tokens > 0) | begins, np.minimum(rows.wanted, chunk_cap) - tokens, 0)
     return tokens + pour(more, left)
 
 

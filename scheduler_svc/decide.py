@@ -82,7 +82,8 @@ def plan(snapshot: Snapshot) -> Plan:
     closed = len(relief.victims) > 0 or bool(relief.starved.any())
     boarding = board(snapshot, order, remaining, budget, reserve, closed=closed)
     ran = int(tokens.sum())
-    tokens = top_up(rows, tokens, budget.tokens, settings.chunk_cap_tokens)
+    out = relief.starved | ~stays
+    tokens = top_up(rows, tokens, budget.tokens, settings.max_rows, settings.chunk_cap_tokens, out)
     boarding.top_up(budget.tokens - (int(tokens.sum()) - ran), settings.chunk_cap_tokens)
 
     left = waiting - len(boarding.rows) - (0 if lost is None else int(np.count_nonzero(lost)))

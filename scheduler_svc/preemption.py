@@ -66,7 +66,8 @@ def relieve(snapshot: Snapshot, rows: RunningRows, tokens: I64, budget: Budget) 
     allowed = may_leave(rows) & (rows.private > 0)
     victims = cheapest_cover(costs.least_us, rows.private + growth, allowed, short - budget.coming)
     relief = _serve(rows, tokens, costs.settle(victims, snapshot), budget)
-    if relief.tokens.any() or budget.coming or rows.loading.any() or not relief.starved.any():
+    coming = budget.coming or rows.loading.any() or (relief.modes != PreemptionMode.RECOMPUTE).any()
+    if relief.tokens.any() or coming or not relief.starved.any():
         return relief
     return _serve(rows, tokens, costs.recomputed(_forced(rows, relief)), budget)
 

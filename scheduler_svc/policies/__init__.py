@@ -31,7 +31,7 @@ def choose(choice: PolicyChoice) -> Policy:
                 f"policy {kind.name} has no parameter {name!r}, there are: {names}",
                 field=f"policy.parameters.{name}",
                 limit=names,
-                value=value,
+                value=name,
             )
         low, high = known[name].minimum, known[name].maximum
         if not low <= value <= high:
@@ -43,6 +43,9 @@ def choose(choice: PolicyChoice) -> Policy:
             )
     if choice.tables:
         raise InvalidRequest(
-            f"policy {kind.name} reads no tables", field="policy.tables", limit="none", value=choice.tables[0].name
+            f"policy {kind.name} reads no tables, got {choice.tables[0].name!r}",
+            field="policy.tables",
+            limit="none",
+            value=choice.tables[0].name,
         )
     return kind()
