@@ -1,13 +1,19 @@
 # Jitney. `make demo` and `make test` work on a fresh clone: Linux, Python 3.11, make; a C compiler makes it fast.
 
+SHELL  := bash
+.SHELLFLAGS := -eu -o pipefail -c
 PYTHON ?= python3.11
 VENV   := .venv
 BIN    := $(VENV)/bin
-PIP    := $(BIN)/python -m pip --disable-pip-version-check --no-input -qq
-ISTAMP := $(VENV)/.installed
-SOURCES := jitney scheduler_svc executor_svc cache_svc simulator bench tests setup.py
-export PYTHONDONTWRITEBYTECODE :=
+RUNS   := $(VENV)/.installed
+TESTS  := $(VENV)/.installed-dev
+PROTOS := $(shell find protos -name '*.proto')
 say = @printf '\033[1m==> %s\033[0m\n' "$(1)"
+# Quiet, but on a terminal the name of what is being fetched, on one line.
+pip = @if [ -t 1 ]; then \
+	$(BIN)/python -m pip --disable-pip-version-check --no-input $(1) 2>&1 \
+	  | awk '/^ *(ERROR|error)/ {print; next} /Collecting|Downloading|Building/ {printf "\r\033[K    %.70s", $$0; fflush()} END {printf "\r\033[K"}'; \
+	else $(BIN)/python -m pip --disable-pip-version-check --no-input -qq $(1); fi
 
 .DEFAULT_GOAL := help
 .PHONY: help venv protos kernels model serve demo test test-slow lint types proto-check fmt bench-batching k8s wheel clean distclean
@@ -20,26 +26,31 @@ $(VENV)/bin/python:
 	$(call say,creating $(VENV))
 	@$(PYTHON) -m venv $(VENV)
 
-$(ISTAMP): pyproject.toml setup.py | $(VENV)/bin/python
-	$(call say,installing Jitney and its dependencies into $(VENV): the first time downloads some 300 MB and takes minutes)
-	@$(PIP) install -e '.[dev]'
+$(RUNS): pyproject.toml setup.py $(PROTOS) | $(VENV)/bin/python
+	$(call say,installing what Jitney needs into $(VENV): some 240 MB the first time; much more with PyTorch for CUDA)
+	$(call pip,install -e .)
 	@touch $@
 
-venv: $(ISTAMP) ## the virtual environment with everything in it
+$(TESTS): $(RUNS)
+	$(call say,installing what its tests need: some 100 MB the first time)
+	$(call pip,install -e '.[dev]')
+	@touch $@
 
-protos: $(ISTAMP) ## generate the gRPC stubs from protos/
+venv: $(TESTS) ## the virtual environment with everything in it
+
+protos: $(TESTS) ## generate the gRPC stubs from protos/
 	@$(BIN)/python -m jitney.build_stubs
 
-kernels: $(ISTAMP) ## compile the C kernels, where a compiler is found
+kernels: $(RUNS) ## compile the C kernels, where a compiler is found
 	@$(BIN)/python -m executor_svc.kernels.build
 
-model: protos ## fetch the default model (once, 93 MB)
+model: $(RUNS) ## fetch the default model (once, 93 MB)
 	@$(BIN)/jitney model fetch
 
-serve: protos kernels model ## run the three services here until Ctrl-C
+serve: kernels model ## run the three services here until Ctrl-C
 	@$(BIN)/jitney serve
 
-demo: protos kernels model ## start the services, send thirty requests at once, show what happens
+demo: kernels model ## start the services, send thirty requests at once, show what happens
 	$(call say,demo)
 	@$(BIN)/jitney demo
 
@@ -65,20 +76,20 @@ proto-check: protos ## buf: lint, and no breaking change against the last releas
 	@tag=$$(git describe --tags --abbrev=0 --match 'v*' 2>/dev/null || true); \
 	if [ -n "$$tag" ]; then $(BIN)/buf breaking --against ".git#tag=$$tag"; else echo "no release yet: nothing to break"; fi
 
-fmt: $(ISTAMP) ## format the code
+fmt: $(TESTS) ## format the code
 	@$(BIN)/ruff check --quiet --fix . || true
 	@$(BIN)/ruff format --quiet .
 	@$(BIN)/buf format -w
 
-bench-batching: protos kernels model ## tokens/s and step time at batch 1 to 128
+bench-batching: kernels model ## tokens/s and step time at batch 1 to 128
 	@$(BIN)/python -m bench.batching
 
-k8s: $(ISTAMP) ## render and validate the Kubernetes manifests
+k8s: $(TESTS) ## render and validate the Kubernetes manifests
 	@$(BIN)/python -m pytest -q tests/k8s
 
-wheel: $(ISTAMP) ## a wheel in build/dist
+wheel: $(TESTS) ## a wheel in build/dist
 	@rm -rf build/lib build/bdist.*
-	@$(PIP) wheel --no-deps -w build/dist .
+	@$(BIN)/python -m pip -qq wheel --no-deps -w build/dist .
 	@ls build/dist
 
 clean: ## what was built, but not the environment
