@@ -18,7 +18,7 @@ from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 
 from jitney.client import AsyncClient
-from jitney.demo.board import board
+from jitney.demo.board import board, draw
 from jitney.demo.play import play, streams
 from jitney.demo.prompts import asks
 from jitney.demo.summary import Summary, show, summarise
@@ -31,11 +31,11 @@ HISTORY_STEPS: Final = 65_536
 GRACE_S: Final = 5.0
 
 
-def run_and_exit(model: Path | None = None, schedulers: int = 1) -> NoReturn:
-    """Runs the demo; errors are one line on stderr."""
+def run_and_exit(model: Path | None = None, schedulers: int = 1, picture: Path | None = None) -> NoReturn:
+    """Runs the demo; errors are one line on stderr. `picture`: an SVG of what was shown."""
     console = Console(highlight=False, markup=False, emoji=False, soft_wrap=not sys.stdout.isatty())
     try:
-        found = run(console, model, schedulers)
+        found = run(console, model, schedulers, picture)
     except JitneyError as error:
         print(f"jitney demo: {error.message}", file=sys.stderr)
         sys.exit(1)
@@ -45,7 +45,7 @@ def run_and_exit(model: Path | None = None, schedulers: int = 1) -> NoReturn:
     sys.exit(0 if found.whole else 1)
 
 
-def run(console: Console, model: Path | None = None, schedulers: int = 1) -> Summary:
+def run(console: Console, model: Path | None, schedulers: int, picture: Path | None) -> Summary:
     """Starts the services, plays, stops them. Raises JitneyError; the log of the services is kept then."""
     path = model or fetch()
     folder = Path(tempfile.mkdtemp(prefix="jitney-demo-"))
@@ -57,7 +57,7 @@ def run(console: Console, model: Path | None = None, schedulers: int = 1) -> Sum
     try:
         _start(supervisor, console)
         console.print(f"{', '.join(supervisor.pids)} are up after {time.monotonic() - began:.1f} s; thirty requests:")
-        found = asyncio.run(_play(console, supervisor.executor_target))
+        found = asyncio.run(_play(console, supervisor.executor_target, picture))
         supervisor.stop()
     except BaseException:
         supervisor.stop(at_once=True)
@@ -81,7 +81,7 @@ def _start(supervisor: Supervisor, console: Console) -> None:
         supervisor.start(loading)
 
 
-async def _play(console: Console, target: str) -> Summary:
+async def _play(console: Console, target: str, picture: Path | None) -> Summary:
     async with AsyncClient(target) as client:
         info, before = await client.model_info(), await client.status()
         todo = asks()
@@ -91,4 +91,6 @@ async def _play(console: Console, target: str) -> Summary:
         after = await client.status(HISTORY_STEPS)
     found = summarise(all_streams, before, after, info.block_tokens)
     show(console, found)
+    if picture is not None:
+        draw(picture, all_streams, found)
     return found

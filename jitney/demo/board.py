@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Final
 
 from rich.console import Console
@@ -13,9 +15,17 @@ from rich.table import Table
 from rich.text import Text
 
 from jitney.demo.play import Changed, Stream
+from jitney.demo.summary import Summary, show
 
 REFRESH_S: Final = 0.12
-STYLES: Final = {"waiting": "yellow", "running": "cyan", "later": "dim", "stop": "green", "length": "green"}
+STYLES: Final = {
+    "waiting": "yellow",
+    "running": "cyan",
+    "later": "dim",
+    "stop": "green",
+    "length": "green",
+    "aborted": "magenta",
+}
 
 
 @contextlib.asynccontextmanager
@@ -39,6 +49,16 @@ async def _paint(live: Live, console: Console, streams: list[Stream]) -> None:
     while True:
         live.update(_table(console, streams), refresh=True)
         await asyncio.sleep(REFRESH_S)
+
+
+def draw(path: Path, streams: list[Stream], found: Summary) -> None:
+    """An SVG of the board and the summary at the end of a run."""
+    console = Console(
+        record=True, file=io.StringIO(), width=110, force_terminal=True, highlight=False, markup=False, emoji=False
+    )
+    console.print(_table(console, streams))
+    show(console, found)
+    console.save_svg(str(path), title="make demo")
 
 
 def _table(console: Console, streams: list[Stream]) -> Table:

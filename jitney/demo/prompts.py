@@ -7,26 +7,27 @@ from dataclasses import dataclass
 
 from jitney.client import Message, Options, Prompt
 
-DESK = """You are the front desk of the Jitney Museum of Transport, which stands in an old tram depot by the river. \
-Answer visitors in one or two friendly sentences, and only from these notes. The museum is open from Tuesday to \
-Sunday, 10:00 to 18:00, and on Thursdays until 21:00; it is closed on Mondays and on the first of January. Tickets \
-cost 9 euros, 5 euros for students and for people over 65; children under 12 come in free. The tram hall shows 23 \
-trams from 1881 to 1997, and the oldest of them, a horse tram, gives rides every Saturday at 14:00. The bus hall \
-holds the jitneys: small private buses of the 1910s, whose drivers stopped wherever somebody waved and squeezed in \
-one more. The model railway runs on the hour. The cafe in the signal box serves soup, sandwiches and cake until half \
-an hour before closing time. There are lifts to all floors, lockers for bags beside the entrance, and bicycle stands \
-in the yard. Dogs may come into the yard, but not into the halls. Photographs are welcome, without flash. The nearest \
-stop is Depot, lines 3 and 11."""
+DESK = """You are the front desk of the Jitney Museum of Transport. Answer in one short sentence, from these notes.
+- Opening hours: Tuesday to Sunday, 10:00 to 18:00, on Thursdays until 21:00. Closed on Mondays.
+- Tickets: 9 euros, students and people over 65 5 euros, children under 12 free.
+- A jitney is a small private bus of the 1910s, whose driver stopped wherever somebody waved.
+- The horse tram of 1881 gives rides every Saturday at 14:00.
+- The model railway runs on the hour.
+- The cafe in the signal box serves soup, sandwiches and cake, until half an hour before closing time.
+- Lockers for bags are beside the entrance, bicycle stands are in the yard, lifts go to all floors.
+- Dogs may come into the yard, but not into the halls.
+- Photographs are welcome, without flash.
+- The nearest tram stop is Depot, lines 3 and 11."""
 
 DESK_QUESTIONS = (
-    "Are you open on Mondays?",
-    "How much is it for two adults and a child of seven?",
+    "On which day is the museum closed?",
+    "What does a ticket cost?",
     "What is a jitney?",
-    "When can I ride the horse tram?",
+    "When does the horse tram give rides?",
     "May I bring my dog?",
-    "Where can I leave my suitcase?",
-    "Is there anything to eat?",
-    "How do I get there by tram?",
+    "Where are the lockers?",
+    "What does the cafe serve?",
+    "Which tram lines stop at Depot?",
 )
 
 PASSAGE = """The lighthouse at Farrow Point was built in 1864, after the third ship in ten years had broken up on the \
@@ -86,24 +87,24 @@ def asks() -> list[Ask]:
     """Twenty-seven requests; a chat of `CHAT_TURNS` makes thirty."""
     greedy = [
         ("fact", "What is the capital of France?", 24),
-        ("fact", "How many legs does a spider have?", 24),
-        ("fact", "Why is the sky blue? Answer in one sentence.", 48),
-        ("list", "List seven things to pack for a week in the mountains.", 120),
-        ("list", "Name five rivers of Europe, one on each line.", 64),
-        ("code", "Write a Python function that says whether a word is a palindrome.", 120),
+        ("fact", "What does HTTP stand for?", 56),
+        ("list", "Name the seven days of the week.", 72),
+        ("list", "List seven things to pack for a week in the mountains.", 110),
+        ("list", "Give three tips for sleeping well.", 110),
+        ("code", "Write a Python function that says whether a word is a palindrome.", 110),
         ("code", f"Explain in plain words what this Python function does:\n\n{CODE}", 110),
-        ("translate", "Translate into French: Good morning, where is the railway station?", 40),
-        ("translate", "Translate into Spanish: The train leaves at nine.", 40),
+        ("code", "Write a regular expression that matches an email address.", 80),
+        ("translate", "Translate into French: Hello, how are you?", 24),
+        ("rewrite", "Rewrite in the past tense: She walks to school and meets a friend.", 32),
         ("summary", f"Summarise this text in three sentences.\n\n{PASSAGE}", 110),
         ("question", f"{PASSAGE}\n\nWho kept the lamp alone, and for how many nights?", 48),
-        ("rewrite", "Make this more polite: Send me the report now.", 56),
-        ("maths", "A train goes 60 km in 45 minutes. How fast is it in km per hour? Show the steps.", 110),
+        ("explain", "What is photosynthesis?", 100),
+        ("explain", "What is the difference between a lake and a pond?", 90),
         ("letter", "Write a short letter that thanks a neighbour for watering the plants.", 110),
-        ("compare", "What is the difference between a lake and a pond?", 80),
     ]
     drawn = [
-        ("story", "Tell a story about a bus that was late for the first time.", 160, 11, 0.8),
-        ("poem", "Write a poem of four lines about rain on a tin roof.", 64, 12, 0.9),
+        ("story", "Tell a short story about a robot that learns to paint.", 128, 11, 0.8),
+        ("poem", "Write a haiku about the sea.", 56, 12, 0.7),
         ("names", "Invent three names for a bakery that is open at night.", 48, 13, 0.9),
     ]
     found = [Ask(kind, _user(text), Options(max_tokens=most, endpoint=kind)) for kind, text, most in greedy]
@@ -112,8 +113,8 @@ def asks() -> list[Ask]:
         found.append(Ask(kind, _user(text), options))
     for text in DESK_QUESTIONS:
         prompt = (Message("system", DESK), Message("user", text))
-        found.append(Ask("desk", prompt, Options(max_tokens=56, endpoint="desk", tenant="museum")))
-    cancelled = Options(max_tokens=160, endpoint="story", seed=14, temperature=0.8, ignore_eos=True)
-    found.append(Ask("cancelled", _user("Tell a very long story about the sea."), cancelled, cancel_after=80))
+        found.append(Ask("desk", prompt, Options(max_tokens=40, endpoint="desk", tenant="museum")))
+    cancelled = Options(max_tokens=128, endpoint="story", seed=14, temperature=0.8, ignore_eos=True)
+    found.append(Ask("cancelled", _user("Tell a very long story about the sea."), cancelled, cancel_after=64))
     assert len(found) + len(CHAT_TURNS) == 30
     return found

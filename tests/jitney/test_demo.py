@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+from pathlib import Path
 
 from rich.console import Console
 
 from jitney.client import AsyncClient, BlockCounts, Options, Policy, Status, StepRecord
-from jitney.demo.board import board, tail
+from jitney.demo.board import board, draw, tail
 from jitney.demo.play import Stream, play, streams
 from jitney.demo.plot import bars, resample
 from jitney.demo.prompts import Ask, asks
@@ -86,6 +87,14 @@ def test_a_live_board_ends_with_every_stream() -> None:
     _, summary = play_against(ScriptedExecutor(), console, few())
     assert summary.completed >= 5
     assert "chat 3" in text.getvalue()
+
+
+def test_a_picture_shows_the_board_and_the_summary(tmp_path: Path) -> None:
+    found, summary = play_against(ScriptedExecutor(), Console(file=io.StringIO()), few())
+    draw(tmp_path / "demo.svg", found, summary)
+    content = (tmp_path / "demo.svg").read_text(encoding="utf-8")
+    assert content.startswith("<svg") and "answers" in content and "cancelled" in content
+    assert len(content) < 200_000
 
 
 def test_an_answer_that_failed_makes_the_run_not_whole() -> None:
