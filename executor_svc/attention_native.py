@@ -31,7 +31,7 @@ class _Job(ctypes.Structure):
         *(("half", _i64), ("table", _pointer), ("table_stride", _i64), ("table_rows", _pointer)),
         *(("query_start", _pointer), ("context_tokens", _pointer), ("items", _pointer), ("item_count", _i64)),
         *(("merges", _pointer), ("merge_count", _i64), ("scratch", _pointer), ("scratch_floats", _i64)),
-        *(("max_rows", _i64), ("parts", _pointer), ("threads", _i64)),
+        *(("parts", _pointer), ("threads", _i64)),
     )
 
 
@@ -177,7 +177,6 @@ class NativeAttention:
             merge_count=len(items.merges),
             scratch=self._scratch.data_ptr(),
             scratch_floats=scratch_floats,
-            max_rows=items.max_rows,
             parts=self._parts.data_ptr(),
             threads=threads,
         )

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import mmap
+from contextlib import suppress
+
 import numpy as np
 import torch
 
 from executor_svc.attention import KVShape
 from executor_svc.step_plan import StepPlan
 
-PAGE_BYTES = 4096
 DTYPES = (torch.float16, torch.float32)
 MAX_HEAD_SIZE = 256
 
@@ -24,11 +26,12 @@ def allocate(shape: KVShape) -> torch.Tensor:
         raise ValueError(f"head size {shape.head_size} is not a multiple of 8 up to {MAX_HEAD_SIZE}")
     if min(shape.blocks, shape.layers, shape.block_tokens, shape.kv_heads) < 1:
         raise ValueError(f"the pool is empty: {shape}")
-    pool_bytes = shape.blocks * shape.block_bytes
-    room = torch.empty(pool_bytes + PAGE_BYTES, dtype=torch.uint8)
-    start = -room.data_ptr() % PAGE_BYTES
+    room = mmap.mmap(-1, shape.blocks * shape.block_bytes)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # fewer misses of the address cache, where the kernel can
+            room.madvise(mmap.MADV_HUGEPAGE)
     dimensions = (shape.blocks, shape.layers, 2, shape.block_tokens, shape.kv_heads, shape.head_size)
-    return room[start : start + pool_bytes].view(shape.dtype).view(dimensions)
+    return torch.frombuffer(room, dtype=shape.dtype).view(dimensions)
 
 
 def check_columns(step: StepPlan, shape: KVShape) -> None:

@@ -1,13 +1,15 @@
 """Paged attention by torch alone: the bit-invariant fallback, and the plain path that people normally write.
 
-`TorchAttention` computes each query by itself, from operations whose shapes depend on that query's position only, so
-that its bits depend on nothing else. `PlainAttention` gathers a row's context and calls scaled_dot_product_attention,
+`TorchAttention` computes each query by itself on one thread (matrix products split their sums over threads), from
+operations whose shapes depend on that query's position only, so that its bits depend on nothing else. `PlainAttention` gathers a row's context and calls scaled_dot_product_attention,
 whose sums depend on the chunk; it is there to be compared with.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -87,10 +89,11 @@ class TorchAttention:
         check_heads(out, plan.tokens, q.shape[1], self.shape.head_size)
         if q.shape[1] % self.shape.kv_heads:
             raise ValueError(f"{q.shape[1]} query heads do not divide over {self.shape.kv_heads} KV heads")
-        for row in plan.rows:
-            if row.last > row.first:
-                k, v = (self._context(row, layer, index) for index in (0, 1))
-                self._attend_row(q[row.first : row.last], k, v, out[row.first : row.last])
+        with single_thread() if self.bit_invariant else nullcontext():
+            for row in plan.rows:
+                if row.last > row.first:
+                    k, v = (self._context(row, layer, index) for index in (0, 1))
+                    self._attend_row(q[row.first : row.last], k, v, out[row.first : row.last])
         return DONE
 
     def copy_blocks(self, sources: torch.Tensor, targets: torch.Tensor) -> Event:
@@ -148,6 +151,17 @@ class PlainAttention(TorchAttention):
             enable_gqa=q.shape[1] != k.shape[0],
         )
         out.copy_(heads[0].transpose(0, 1))
+
+
+@contextmanager
+def single_thread() -> Iterator[None]:
+    """torch computes on one thread meanwhile."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _plan(planned: Planned) -> TorchPlan:

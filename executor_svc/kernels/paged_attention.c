@@ -15,7 +15,7 @@ typedef struct {
     int32_t queries;
     int32_t head;    /* first KV head */
     int32_t heads;
-    int32_t tile;    /* the only tile to do, or -1: all */
+    int32_t tile;    /* the only tile to do; -1: all */
     int32_t slot;    /* where a part's sums go */
 } Item;
 
@@ -40,7 +40,7 @@ typedef struct {
     const Merge *merges;
     int64_t merge_count;
     float *scratch; /* [threads, scratch_floats] */
-    int64_t scratch_floats, max_rows;
+    int64_t scratch_floats;
     float *parts; /* [slots, kv_heads, group, 2 + padded]: top, sum, weighted values */
     int64_t threads;
 } Job;
@@ -57,69 +57,17 @@ INLINE void gather_queries(const Job *job, const Item *item, int64_t head, float
     }
 }
 
-/* Positions of a tile that a row attends to. */
-INLINE int64_t seen(int64_t before, int64_t group, int64_t row, int64_t count) {
-    int64_t bound = before + row / group + 1;
-    return bound < 0 ? 0 : bound < count ? bound : count;
-}
-
-/* One KV head, one tile of `count` positions. `before`: positions between the tile's start and the first query. */
-INLINE void attend_tile(const Rows *w, const char *const *keys, const char *const *values, int64_t offset,
-                        int64_t count, int64_t before, State state, int half) {
-    for (int64_t r = 0; r < w->rows * w->padded; r++) state.acc[r] = 0.0f;
-    for (int64_t strip = 0; strip < count; strip += STRIP) {
-        int64_t length = count - strip < STRIP ? count - strip : STRIP;
-        pack_keys(w, keys + strip, offset, length, half);
-        for (int64_t r = 0; r < w->rows; r += REGISTER_ROWS) {
-            int64_t rows = w->rows - r < REGISTER_ROWS ? w->rows - r : REGISTER_ROWS;
-            int64_t last = seen(before, w->group, r + rows - 1, count) - strip;
-            score_rows(w->q + r * w->head_size, w->head_size, w->strip, w->scores + r * TILE + strip, rows,
-                       last < length ? last : length);
-        }
-    }
-    const char *wide_values[TILE];
-    int widen = w->rows > DIRECT_ROWS || w->head_size != w->padded;
-    if (widen) {
-        for (int64_t t = 0; t < count; t++) {
-            float *to = w->wide + t * w->padded;
-            int64_t d = 0;
-            for (; d + VW <= w->head_size; d += VW) v_store(to + d, load_as_float(values[t] + offset, d, half));
-            for (; d < w->padded; d++) to[d] = d < w->head_size ? get_as_float(values[t] + offset, d, half) : 0.0f;
-            wide_values[t] = (const char *)to;
-        }
-    }
-    for (int64_t r = 0; r < w->rows; r += REGISTER_ROWS) {
-        int64_t rows = w->rows - r < REGISTER_ROWS ? w->rows - r : REGISTER_ROWS;
-        int64_t shared = seen(before, w->group, r, count);
-        for (int64_t i = r; i < r + rows; i++) {
-            int64_t n = seen(before, w->group, i, count);
-            if (n > 0) soften(w->scores + i * TILE, n, state.top + i, state.sum + i);
-        }
-        if (widen)
-            weigh_rows(w, w->scores + r * TILE, wide_values, 0, 0, shared, state.acc + r * w->padded, rows, 0);
-        else
-            weigh_rows(w, w->scores + r * TILE, values, offset, 0, shared, state.acc + r * w->padded, rows, half);
-        for (int64_t i = r; i < r + rows; i++) {
-            int64_t n = seen(before, w->group, i, count);
-            if (n <= shared) continue;
-            if (widen)
-                weigh_rows(w, w->scores + i * TILE, wide_values, 0, shared, n, state.acc + i * w->padded, 1, 0);
-            else
-                weigh_rows(w, w->scores + i * TILE, values, offset, shared, n, state.acc + i * w->padded, 1, half);
-        }
-    }
-}
-
-/* Where the keys and values of positions start..start+count-1 are. */
-INLINE void locate(const Job *job, int32_t row, int64_t start, int64_t count, const char **keys, const char **values) {
+/* Where the keys and values of positions from..to-1 are; no more than a tile, none if from >= to. */
+INLINE void locate(const Job *job, int32_t row, int64_t from, int64_t to, Tile *tile) {
     const int32_t *table = job->table + (int64_t)job->table_rows[row] * job->table_stride;
     int64_t element = job->half ? 2 : 4, token = job->kv_heads * job->head_size * element;
-    int64_t block = start / job->block_tokens, place = start % job->block_tokens;
-    for (int64_t t = 0; t < count; block++, place = 0) {
+    int64_t block = from / job->block_tokens, place = from % job->block_tokens;
+    tile->count = from < to ? least(to - from, TILE) : 0;
+    for (int64_t t = 0; t < tile->count; block++, place = 0) {
         const char *key = job->pool + table[block] * job->block_stride * element + place * token;
-        for (; place < job->block_tokens && t < count; place++, t++, key += token) {
-            keys[t] = key;
-            values[t] = key + job->block_tokens * token;
+        for (; place < job->block_tokens && t < tile->count; place++, t++, key += token) {
+            tile->keys[t] = key;
+            tile->values[t] = key + job->block_tokens * token;
         }
     }
 }
@@ -138,60 +86,74 @@ INLINE float *part_of(const Job *job, int64_t slot, int64_t head) {
     return job->parts + (slot * job->kv_heads + head) * job->group * (2 + padded_head(job->head_size));
 }
 
-/* Lays the thread's scratch out: state and queries of each head of the item, then what one tile needs. */
+/* Takes floats off the thread's scratch, from a cache line's start on. */
 INLINE float *carve(float **free, int64_t floats) {
     float *start = *free;
     *free += (floats + 15) / 16 * 16;
     return start;
 }
 
+INLINE State carve_state(float **free, int64_t rows, int64_t padded) {
+    State state = {carve(free, rows), carve(free, rows), carve(free, rows * padded)};
+    return state;
+}
+
+INLINE State head_state(State all, int64_t head, int64_t rows, int64_t padded) {
+    State state = {all.top + head * rows, all.sum + head * rows, all.acc + head * rows * padded};
+    return state;
+}
+
+/* Output of an item that has seen its whole context, or its sums for `merge`. */
+INLINE void finish_item(const Job *job, const Item *item, State all, int64_t rows, int64_t padded) {
+    for (int64_t i = 0; i < item->heads * rows; i++) {
+        int64_t head = item->head + i / rows, row = i % rows;
+        int64_t token = job->query_start[item->row] + item->first + row / job->group;
+        if (item->tile < 0) {
+            finish_row(output(job, token, head, row % job->group), all.acc + i * padded, all.sum[i], job->head_size);
+            continue;
+        }
+        float *part = part_of(job, item->slot, head) + row * (2 + padded);
+        part[0] = all.top[i];
+        part[1] = all.sum[i];
+        memcpy(part + 2, all.acc + i * padded, padded * sizeof(float));
+    }
+}
+
 INLINE void run_item(const Job *job, const Item *item, float *scratch, int half) {
-    int64_t rows = item->queries * job->group, padded = padded_head(job->head_size);
-    Rows w = {.rows = rows, .group = job->group, .head_size = job->head_size, .padded = padded, .half = half};
+    int64_t rows = item->queries * job->group, padded = padded_head(job->head_size), heads = item->heads;
+    int64_t head_bytes = job->head_size * (half ? 2 : 4), first_offset = item->head * head_bytes;
+    Rows w = {.rows = rows, .group = job->group, .head_size = job->head_size, .padded = padded};
     w.strip = carve(&scratch, job->head_size * STRIP);
-    w.scores = carve(&scratch, job->max_rows * TILE);
+    w.scores = carve(&scratch, rows * TILE);
     w.wide = carve(&scratch, TILE * padded);
-    State fresh = {carve(&scratch, rows), carve(&scratch, rows), carve(&scratch, rows * padded)};
-    float *queries = carve(&scratch, item->heads * rows * job->head_size);
-    float *tops = carve(&scratch, item->heads * rows), *sums = carve(&scratch, item->heads * rows);
-    float *accs = carve(&scratch, item->heads * rows * padded);
-    for (int64_t h = 0; h < item->heads; h++)
+    State later = carve_state(&scratch, rows, padded), all = carve_state(&scratch, heads * rows, padded);
+    float *queries = carve(&scratch, heads * rows * job->head_size);
+    for (int64_t h = 0; h < heads; h++)
         gather_queries(job, item, item->head + h, queries + h * rows * job->head_size);
 
-    int64_t count_of_row = job->query_start[item->row + 1] - job->query_start[item->row];
-    int64_t first_position = job->context_tokens[item->row] - count_of_row + item->first;
-    int64_t end = first_position + item->queries;
-    int64_t start = item->tile < 0 ? 0 : (int64_t)item->tile * TILE;
-    if (item->tile >= 0 && end > start + TILE) end = start + TILE;
-    for (int64_t tile = start; tile < end; tile += TILE) {
-        const char *keys[TILE], *values[TILE];
-        int64_t count = end - tile < TILE ? end - tile : TILE, before = first_position - tile;
-        locate(job, item->row, tile, count, keys, values);
-        for (int64_t h = 0; h < item->heads; h++) {
-            State state = {tops + h * rows, sums + h * rows, accs + h * rows * padded};
-            int64_t offset = (item->head + h) * job->head_size * (half ? 2 : 4);
+    int64_t row_queries = job->query_start[item->row + 1] - job->query_start[item->row];
+    int64_t first_position = job->context_tokens[item->row] - row_queries + item->first;
+    int64_t start = item->tile < 0 ? 0 : (int64_t)item->tile * TILE, end = first_position + item->queries;
+    if (item->tile >= 0) end = least(end, start + TILE);
+    Tile tiles[2];
+    locate(job, item->row, start, end, tiles);
+    for (int64_t from = start, odd = 0; from < end; from += TILE, odd = !odd) {
+        Tile *tile = tiles + odd, *next = tiles + !odd;
+        locate(job, item->row, from + TILE, end, next);
+        for (int64_t h = 0; h < heads; h++) {
+            State state = head_state(all, h, rows, padded);
+            int64_t before = first_position - from, offset = first_offset + h * head_bytes;
+            int last = h + 1 == heads, begins = from == start;
             w.q = queries + h * rows * job->head_size;
-            attend_tile(&w, keys, values, offset, count, before, tile == start ? state : fresh, half);
-            if (tile == start) continue;
-            for (int64_t r = 0; r < rows; r++)
-                if (seen(before, job->group, r, count) > 0)
-                    fold(state.top + r, state.sum + r, state.acc + r * padded, fresh.top[r], fresh.sum[r],
-                         fresh.acc + r * padded, padded);
+            attend_tile(&w, tile, offset, before, begins ? state : later, last ? next : tile,
+                        last ? first_offset : offset + head_bytes, half);
+            for (int64_t r = 0; r < rows && !begins; r++)
+                if (seen(&w, before, r, tile->count))
+                    fold(state.top + r, state.sum + r, state.acc + r * padded, later.top[r], later.sum[r],
+                         later.acc + r * padded, padded);
         }
     }
-    for (int64_t h = 0; h < item->heads; h++)
-        for (int64_t r = 0; r < rows; r++) {
-            const float *acc = accs + (h * rows + r) * padded;
-            int64_t token = job->query_start[item->row] + item->first + r / job->group;
-            if (item->tile < 0) {
-                finish_row(output(job, token, item->head + h, r % job->group), acc, sums[h * rows + r], job->head_size);
-            } else {
-                float *part = part_of(job, item->slot, item->head + h) + r * (2 + padded);
-                part[0] = tops[h * rows + r];
-                part[1] = sums[h * rows + r];
-                memcpy(part + 2, acc, padded * sizeof(float));
-            }
-        }
+    finish_item(job, item, all, rows, padded);
 }
 
 /* Folds the parts of a single query, all heads, into its output. */
@@ -212,7 +174,7 @@ INLINE void merge(const Job *job, const Merge *merge) {
 int64_t NAME(attend_scratch)(int64_t head_size, int64_t max_rows, int64_t max_total) {
     int64_t padded = padded_head(head_size);
     return head_size * STRIP + TILE * padded + max_rows * (TILE + padded + 2) + max_total * (head_size + padded + 2) +
-           16 * 10; /* each array starts on a cache line */
+           16 * 10; /* ten arrays, each from a cache line's start on */
 }
 
 /* Floats of a part: one query, one KV head. */

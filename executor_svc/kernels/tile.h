@@ -14,18 +14,25 @@
 #define REGISTER_ROWS 6 /* query rows of a register tile */
 #define DIRECT_ROWS 12 /* up to so many rows, half-precision values are widened on the fly */
 #define MAX_HEAD 256
+#define AHEAD 16       /* positions weighed between two requests for the keys that come next */
 
 typedef struct {
     int64_t rows;      /* query rows, one after another: heads of a group inside queries */
     int64_t group;     /* query heads of a KV head */
     int64_t head_size; /* multiple of 8 */
     int64_t padded;    /* head_size rounded up to whole vectors */
-    int half;          /* element type of keys and values */
     const float *q;    /* [rows, head_size], scaled by log2(e) / sqrt(head_size) */
     float *strip;      /* [head_size, STRIP] transposed keys */
     float *scores;     /* [rows, TILE] */
     float *wide;       /* [TILE, padded] widened values */
 } Rows;
+
+/* Positions of the context: where their keys and values are, all heads. */
+typedef struct {
+    const char *keys[TILE];
+    const char *values[TILE];
+    int64_t count;
+} Tile;
 
 typedef struct {
     float *top;  /* [rows] largest score, in powers of two */
@@ -39,6 +46,13 @@ INLINE vf load_as_float(const char *p, int64_t index, int half) {
 
 INLINE float get_as_float(const char *p, int64_t index, int half) {
     return half ? half_to_float(((const uint16_t *)p)[index]) : ((const float *)p)[index];
+}
+
+/* Asks for rows from..to-1, so that they are in the second-level cache when their turn comes: blocks lie scattered,
+ * and the processor's own prefetching stops at every row of another head. */
+INLINE void prefetch_rows(const char *const *rows, int64_t offset, int64_t from, int64_t to, int64_t bytes) {
+    for (int64_t t = from; t < to; t++)
+        for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(rows[t] + offset + i, 0, 2);
 }
 
 /* VW rows of VW elements to VW columns, `stride` apart. */
@@ -85,13 +99,16 @@ INLINE void store_transposed(vf *r, float *to, int64_t stride) {
 #endif
 }
 
-/* Keys of `count` positions (at most STRIP) into strip[dimension][position]; the rest of the last vector is zero. */
-INLINE void pack_keys(const Rows *w, const char *const *keys, int64_t offset, int64_t count, int half) {
+/* Keys of positions from..to-1 (at most STRIP) into strip[dimension][position]; the rest of the last vector is zero.
+ * Asks for their values, if `values` is given. */
+INLINE void pack_keys(const Rows *w, const char *const *keys, const char *const *values, int64_t offset, int64_t from,
+                      int64_t to, int half) {
     static const float zeros[MAX_HEAD] __attribute__((aligned(64)));
-    int64_t whole = w->head_size - w->head_size % VW;
-    for (int64_t t = 0; t < count; t += VW) {
+    int64_t whole = w->head_size - w->head_size % VW, bytes = w->head_size * (half ? 2 : 4);
+    for (int64_t t = 0; t < to - from; t += VW) {
         const char *row[VW];
-        for (int i = 0; i < VW; i++) row[i] = t + i < count ? keys[t + i] + offset : (const char *)zeros;
+        for (int i = 0; i < VW; i++) row[i] = from + t + i < to ? keys[from + t + i] + offset : (const char *)zeros;
+        if (values) prefetch_rows(values, offset, from + t, from + t + VW < to ? from + t + VW : to, bytes);
         for (int64_t d = 0; d < whole; d += VW) {
             vf r[VW];
             for (int i = 0; i < VW; i++) r[i] = load_as_float(row[i], d, half);
@@ -169,17 +186,20 @@ INLINE void weigh_block(const float *weights, const char *const *values, int64_t
         default: CALL(6); break;  \
     }
 
-INLINE void score_rows(const float *q, int64_t head_size, const float *strip, float *scores, int64_t rows,
-                       int64_t positions) {
+INLINE void score_rows(const Rows *w, int64_t row, int64_t strip, int64_t rows, int64_t positions) {
+    const float *q = w->q + row * w->head_size;
+    float *scores = w->scores + row * TILE + strip;
     for (int64_t t = 0; t < positions; t += VN * VW) {
-#define CALL(n) score_block(q, head_size, strip + t, scores + t, n, VN)
+#define CALL(n) score_block(q, w->head_size, w->strip + t, scores + t, n, VN)
         FOR_ROWS(rows, CALL)
 #undef CALL
     }
 }
 
-INLINE void weigh_rows(const Rows *w, const float *weights, const char *const *values, int64_t offset, int64_t from,
-                       int64_t to, float *acc, int64_t rows, int half) {
+INLINE void weigh_rows(const Rows *w, int64_t row, const char *const *values, int64_t offset, int64_t from, int64_t to,
+                       float *accs, int64_t rows, int half) {
+    const float *weights = w->scores + row * TILE;
+    float *acc = accs + row * w->padded;
     int64_t column = 0;
     for (; column + VN * VW <= w->padded; column += VN * VW) {
 #define CALL(n) weigh_block(weights, values, offset, column, from, to, acc, w->padded, half, n, VN)
@@ -190,6 +210,78 @@ INLINE void weigh_rows(const Rows *w, const float *weights, const char *const *v
 #define CALL(n) weigh_block(weights, values, offset, column, from, to, acc, w->padded, half, n, 1)
         FOR_ROWS(rows, CALL)
 #undef CALL
+    }
+}
+
+INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+/* Positions of a tile that a row attends to, if its first query comes `before` positions behind the tile's start. */
+INLINE int64_t seen(const Rows *w, int64_t before, int64_t row, int64_t count) {
+    int64_t bound = before + row / w->group + 1;
+    return bound < 0 ? 0 : least(bound, count);
+}
+
+/* Few rows share a tile: their values are read as they lie, and what comes next is asked for meanwhile. */
+INLINE int is_narrow(const Rows *w) { return w->rows <= DIRECT_ROWS && w->head_size == w->padded; }
+
+/* Scores of all rows at the tile's positions. */
+INLINE void score_tile(const Rows *w, const Tile *tile, int64_t offset, int64_t before, int half) {
+    for (int64_t strip = 0; strip < tile->count; strip += STRIP) {
+        int64_t to = least(strip + STRIP, tile->count);
+        pack_keys(w, tile->keys, is_narrow(w) ? tile->values : NULL, offset, strip, to, half);
+        for (int64_t r = 0; r < w->rows; r += REGISTER_ROWS) {
+            int64_t rows = least(REGISTER_ROWS, w->rows - r);
+            score_rows(w, r, strip, rows, least(seen(w, before, r + rows - 1, tile->count), to) - strip);
+        }
+    }
+}
+
+/* The tile's values as floats in whole vectors; rows of them are pointed to by `to`. */
+INLINE void widen_values(const Rows *w, const Tile *tile, int64_t offset, const char **to, int half) {
+    for (int64_t t = 0; t < tile->count; t++) {
+        float *row = w->wide + t * w->padded;
+        const char *from = tile->values[t] + offset;
+        int64_t d = 0;
+        for (; d + VW <= w->head_size; d += VW) v_store(row + d, load_as_float(from, d, half));
+        for (; d < w->padded; d++) row[d] = d < w->head_size ? get_as_float(from, d, half) : 0.0f;
+        to[t] = (const char *)row;
+    }
+}
+
+/* Weighted values of a register tile of rows: first what all of them see, then what only the later ones do. */
+INLINE void weigh_register_tile(const Rows *w, int64_t row, int64_t rows, const char *const *values, int64_t offset,
+                                int64_t from, int64_t count, int64_t before, float *accs, int half) {
+    int64_t shared = seen(w, before, row, count);
+    if (shared < from) shared = from;
+    weigh_rows(w, row, values, offset, from, shared, accs, rows, half);
+    for (int64_t r = row; r < row + rows; r++) {
+        int64_t mine = seen(w, before, r, count);
+        if (mine > shared) weigh_rows(w, r, values, offset, shared, mine, accs, 1, half);
+    }
+}
+
+/* One KV head over one tile. `next` is the tile that this head or the next one reads after it, at next_offset. */
+INLINE void attend_tile(const Rows *w, const Tile *tile, int64_t offset, int64_t before, State state, const Tile *next,
+                        int64_t next_offset, int half) {
+    memset(state.acc, 0, w->rows * w->padded * sizeof(float));
+    score_tile(w, tile, offset, before, half);
+    for (int64_t r = 0; r < w->rows; r++) {
+        int64_t count = seen(w, before, r, tile->count);
+        if (count) soften(w->scores + r * TILE, count, state.top + r, state.sum + r);
+    }
+    if (!is_narrow(w)) {
+        const char *wide[TILE];
+        widen_values(w, tile, offset, wide, half);
+        for (int64_t r = 0; r < w->rows; r += REGISTER_ROWS)
+            weigh_register_tile(w, r, least(REGISTER_ROWS, w->rows - r), wide, 0, 0, tile->count, before, state.acc, 0);
+        return;
+    }
+    for (int64_t t = 0; t < tile->count; t += AHEAD) {
+        int64_t to = least(t + AHEAD, tile->count);
+        prefetch_rows(next->keys, next_offset, t, least(to, next->count), w->head_size * (half ? 2 : 4));
+        for (int64_t r = 0; r < w->rows; r += REGISTER_ROWS)
+            weigh_register_tile(w, r, least(REGISTER_ROWS, w->rows - r), tile->values, offset, t, to, before, state.acc,
+                                half);
     }
 }
 
