@@ -10,7 +10,7 @@ for 10,000 waiting requests, 30 here). The bytes are those that protobuf writes:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from enum import IntEnum
 from typing import Any, TypeVar
@@ -121,7 +121,8 @@ def encode_snapshot(snapshot: Snapshot) -> bytes:
         _put_scalars(getattr(head, field), getattr(snapshot, field))
     parts = [head.SerializeToString(deterministic=True)]
     for target, names in _TABLE_FIELDS:
-        body = [part for name in names for part in _column_parts(getattr(snapshot, name))]
+        sent = sorted(column for name in names for column in _sent_columns(getattr(snapshot, name)))
+        body = [part for _, tag, data in sent for part in (tag, _varint(len(data)), data)]
         if target == "ended" and snapshot.ended_unlisted:
             body.append(pb.EndedTable(unlisted=snapshot.ended_unlisted).SerializeToString())
         if body:
@@ -263,28 +264,31 @@ def _varint(value: int) -> bytes:
     return bytes(out)
 
 
-def _tag(message: type[Message], field: str) -> bytes:
-    """What stands before the length of a length-delimited field."""
+def _number(message: type[Message], field: str) -> int:
     number: int = message.DESCRIPTOR.fields_by_name[field].number
+    return number
+
+
+def _tag(number: int) -> bytes:
+    """What stands before the length of a length-delimited field."""
     return _varint(number << 3 | 2)
 
 
-_TABLE_TAG = {target: _tag(pb.Snapshot, target) for target, _ in _TABLE_FIELDS}
-_COLUMN_TAGS = {
-    kind: tuple(_tag(getattr(pb, kind.name), column.name) for column in _COLUMNS[kind])
+_TABLE_TAG = {target: _tag(_number(pb.Snapshot, target)) for target, _ in _TABLE_FIELDS}
+_COLUMN_NUMBERS = {
+    kind: tuple(_number(getattr(pb, kind.name), column.name) for column in _COLUMNS[kind])
     for _, kind in SNAPSHOT_TABLES.values()
 }
+_COLUMN_TAGS = {kind: tuple(_tag(number) for number in numbers) for kind, numbers in _COLUMN_NUMBERS.items()}
 
 
-def _column_parts(table: Table) -> list[bytes]:
-    """Tag, length and content of each column that is sent."""
-    parts: list[bytes] = []
+def _sent_columns(table: Table) -> Iterator[tuple[int, bytes, bytes]]:
+    """Field number, tag and content of each column that has rows."""
     kind = type(table)
-    for column, tag in zip(_COLUMNS[kind], _COLUMN_TAGS[kind], strict=True):
+    for column, number, tag in zip(_COLUMNS[kind], _COLUMN_NUMBERS[kind], _COLUMN_TAGS[kind], strict=True):
         data = _column_bytes(column, getattr(table, column.name))
         if data:
-            parts += (tag, _varint(len(data)), data)
-    return parts
+            yield number, tag, data
 
 
 def _column_bytes(column: Column, array: NDArray[Any]) -> bytes:

@@ -56,13 +56,13 @@ def check(snapshot: Snapshot) -> None:
     """Raises InvalidRequest for the first thing that cannot be."""
     _check_scalars(snapshot)
     _check_sizes(snapshot)
+    _check_ids(snapshot.running, snapshot.waiting)
     _check_rows(snapshot.running, "running", _RUNNING_AT_LEAST)
     _check_rows(snapshot.waiting, "waiting", _WAITING_AT_LEAST)
     _check_rows(snapshot.candidates, "candidates", _CANDIDATES_AT_LEAST)
     _check_rows(snapshot.ending, "ending", {"held_blocks": 0})
     _check_running(snapshot.running)
     _not_above(snapshot.candidates, "candidates", "unheld_hit_blocks", "device_hit_blocks")
-    _check_ids(snapshot.running, snapshot.waiting)
 
 
 def _check_scalars(snapshot: Snapshot) -> None:
