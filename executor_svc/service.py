@@ -69,7 +69,7 @@ class Executor:
 
     async def prepare(self) -> None:
         """Loads the model, opens the cache, starts the loop. Raises JitneyError, in one sentence."""
-        tokenizer, model = await asyncio.to_thread(self._load)
+        tokenizer, model = await asyncio.to_thread(load_model, self._config)
         info = model.info
         self._log.info("model", **_described(info))
         engine, scheduler = await self._start_engine(model, info)
@@ -94,32 +94,6 @@ class Executor:
     async def stop(self) -> None:
         """Ends everything that `prepare` began."""
         await self._closing.aclose()
-
-    def _load(self) -> tuple[Tokenizer, CpuModel]:
-        """Tokenizer first: what is wrong with it is said before minutes of loading."""
-        config = self._config
-        cache_dir = config.cache_dir or default_cache_dir()
-        path = config.model or default_model_path(cache_dir)
-        if config.model is None and not path.exists():
-            what = f"the default model is not at {path}: run `jitney model fetch`, or give --model"
-            raise InvalidRequest(what, field="model", value=path)
-        threads = use_threads(config.threads)
-        self._log.info("loading", stage="reading the tokenizer", fraction=0.0, model=str(path), threads=threads)
-        tokenizer = load_tokenizer(path)
-        model = CpuModel.load(
-            path,
-            arithmetic=config.arithmetic,
-            kv=config.kv,
-            pool_blocks=config.pool_blocks,
-            block_tokens=config.block_tokens,
-            max_step_tokens=config.max_step_tokens,
-            max_step_rows=config.max_rows,
-            cache_dir=cache_dir,
-            progress=_Progress(),
-            native=config.native,
-        )
-        model.info = _joined(model.info, tokenizer, config, path)
-        return tokenizer, model
 
     async def _start_engine(self, model: CpuModel, info: ModelInfo) -> tuple[Engine, SchedulerClient]:
         """Opens the cache and builds the loop around it."""
@@ -192,6 +166,33 @@ class Executor:
             if reason != self._server.not_serving:
                 self._log.warning("readiness", not_ready=reason)
                 await self._server.set_serving(reason)
+
+
+def load_model(config: ExecutorConfig) -> tuple[Tokenizer, CpuModel]:
+    """Tokenizer first: what is wrong with it is said before minutes of loading. Raises JitneyError, one sentence."""
+    log = logs.get("executor")
+    cache_dir = config.cache_dir or default_cache_dir()
+    path = config.model or default_model_path(cache_dir)
+    if config.model is None and not path.exists():
+        what = f"the default model is not at {path}: run `jitney model fetch`, or give --model"
+        raise InvalidRequest(what, field="model", value=path)
+    threads = use_threads(config.threads)
+    log.info("loading", stage="reading the tokenizer", fraction=0.0, model=str(path), threads=threads)
+    tokenizer = load_tokenizer(path)
+    model = CpuModel.load(
+        path,
+        arithmetic=config.arithmetic,
+        kv=config.kv,
+        pool_blocks=config.pool_blocks,
+        block_tokens=config.block_tokens,
+        max_step_tokens=config.max_step_tokens,
+        max_step_rows=config.max_rows,
+        cache_dir=cache_dir,
+        progress=_Progress(),
+        native=config.native,
+    )
+    model.info = _joined(model.info, tokenizer, config, path)
+    return tokenizer, model
 
 
 class _Progress:

@@ -137,8 +137,13 @@ def _marks(turns: Sequence[Turn]) -> dict[int, str]:
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
-    """Of a GGUF file or a Hugging Face directory. Raises InvalidRequest, in one sentence, if it holds none."""
-    return _of_directory(path) if path.is_dir() else _of_gguf(path)
+    """Of a GGUF file, a Hugging Face directory, or a directory that holds one GGUF file. Raises InvalidRequest, in one
+    sentence, if there is none."""
+    if not path.is_dir():
+        return _of_gguf(path)
+    if not (path / "tokenizer.json").exists() and len(files := list(path.glob("*.gguf"))) == 1:
+        return _of_gguf(files[0])
+    return _of_directory(path)
 
 
 def _of_gguf(path: Path) -> Tokenizer:

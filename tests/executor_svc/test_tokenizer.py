@@ -466,6 +466,7 @@ def test_bos_is_added_to_text_where_the_file_says_so(tmp_path: Path) -> None:
     }
     file = tmp_path / "x.gguf"
     file.write_bytes(gguf(keys))
+    assert load_tokenizer(tmp_path).digest == load_tokenizer(file).digest
     tokenizer = load_tokenizer(file)
     assert tokenizer.encode("ab").tolist() == [0, 3]
     assert tokenizer.encode_chat([Turn("user", "ab")]).tolist() == [0, 3]
