@@ -55,7 +55,8 @@ FAULTS: dict[str, Callable[[Ledger], object]] = {
     "a join forgotten": lambda ledger: ledger.pending.joiners.clear(),
     "nobody computes": lambda ledger: ledger.pending.owner.clear(),
     "other content": lambda ledger: ledger.blocks.index.content.__setitem__(
-        3, Content(b"x" * 16, ledger.blocks.index.content[2].origin)  # type: ignore[union-attr]
+        3,
+        Content(b"x" * 16, ledger.blocks.index.content[2].origin),  # type: ignore[union-attr]
     ),
 }
 

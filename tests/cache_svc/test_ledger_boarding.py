@@ -67,7 +67,7 @@ def test_short_reserve_holds_nothing_and_leaves_neighbours_alone() -> None:
     answer = rig.apply(**boarding((2, prompt(1, 2, 3, 4, 5, 6), 0), (3, prompt(7), 0)))
     assert answer.acquires[0].code is OK
     assert answer.acquires[0].blocks == []
-    assert answer.reserves[0] .code is SHORT
+    assert answer.reserves[0].code is SHORT
     assert answer.reserves[0].short_by == 2
     assert answer.reserves[1].code is OK
     assert B not in rig.ledger.requests
