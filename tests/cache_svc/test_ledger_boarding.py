@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from jitney.block_ops import Acquire, Counts, Release, RequestId, Reserve, ResultCode, Withdraw
@@ -173,13 +175,12 @@ def test_an_owner_that_stops_passes_on_to_the_first_that_reserves(how: str) -> N
     blocks = rig.board(1, wanted).reserves[0].blocks
     rig.board(2, prompt(1, 2, 3, 8))
     rig.board(3, prompt(1, 2, 3, 9))
-    answer = rig.apply(
-        **{
-            "release": {"releases": [Release(A)]},
-            "withdraw": {"withdraws": [Withdraw(A)]},
-            "release blocks": {"releases": [Release(A, blocks[:1])]},
-        }[how]
-    )
+    stops: dict[str, dict[str, Any]] = {
+        "release": {"releases": [Release(A)]},
+        "withdraw": {"withdraws": [Withdraw(A)]},
+        "release blocks": {"releases": [Release(A, blocks[:1])]},
+    }
+    answer = rig.apply(**stops[how])
     assert [(e.request, e.withdrawn) for e in answer.joins] == [(2, 3), (3, 3)]
     again = rig.apply(**boarding((2, prompt(1, 2, 3, 8), 0), (3, prompt(1, 2, 3, 9), 0)))
     assert [len(result.blocks) for result in again.reserves] == [3, 0]

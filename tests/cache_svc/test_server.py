@@ -82,7 +82,7 @@ class Client:
             self._outgoing.put(None)
             self._answers = None
 
-    def redeclare(self, *messages: pb.Declaration) -> pb.RedeclareResponse:
+    def redeclare(self, *messages: pb.Declaration) -> Any:
         for message in messages:
             message.executor, message.epoch, message.boot_id = self.executor, self.epoch, self.boot_id
         return self.call(self.stub.Redeclare, iter(messages))
@@ -100,8 +100,10 @@ class Client:
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
-    with service("cache_svc", "--audit-idle-s=0.05", folder=tmp_path_factory.mktemp("cache")) as process:
+    folder = tmp_path_factory.mktemp("cache")
+    with service("cache_svc", "--audit-idle-s=0.05", folder=folder) as process:
         yield process
+    assert not [line for line in (folder / "jitney.log").read_text().splitlines() if '"level": "error"' in line]
 
 
 @pytest.fixture
@@ -231,8 +233,13 @@ def test_invalidate_removes_what_nobody_holds(client: Client, what: str) -> None
     client.apply(seals=[seal])
     blocks = client.apply(**boarding((2, held, 0))).reserves[0].blocks
     client.apply(seals=[held.seal(2, blocks, 1, tenant="acme")], releases=[Release(A)])
-    value = {"prefix_key": old.root, "tenant": "acme", "salt_digest": seal.salt_digest, "model_version": "model"}[what]
-    answer = client.call(client.stub.Invalidate, pb.InvalidateRequest(**{what: value}))
+    values: dict[str, Any] = {
+        "prefix_key": old.root,
+        "tenant": "acme",
+        "salt_digest": seal.salt_digest,
+        "model_version": "model",
+    }
+    answer = client.call(client.stub.Invalidate, pb.InvalidateRequest(**{what: values[what]}))
     assert (answer.device_blocks, answer.cpu_blocks) == (2, 0)
     chains = [Chain(RequestId(3), old.keys), Chain(RequestId(3), held.keys)]
     hits = decode_hits(client.call(client.stub.Lookup, encode_chains("executor-0", chains)))
