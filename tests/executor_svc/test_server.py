@@ -293,6 +293,29 @@ def test_bad_input_leaves_neighbours_alone(services: Supervisor) -> None:
     run(services, test)
 
 
+def test_large_messages_up_to_the_limit_get_their_own_error(services: Supervisor) -> None:
+    """Case 38, with a limit of 1 MiB."""
+    room = (1 << 20) - 16
+
+    async def test(stub: Any) -> None:
+        small_ids = [100] * (room - 16)  # a byte each
+        for request, field in (
+            (pb.GenerateRequest(text="x" * room), "text"),
+            (pb.GenerateRequest(token_ids=pb.TokenIds(ids=small_ids)), "prompt"),
+            (
+                pb.GenerateRequest(chat=pb.Chat(messages=[pb.ChatMessage(role="user", content="x" * (room - 32))])),
+                "chat",
+            ),
+        ):
+            assert request.ByteSize() <= 1 << 20
+            errors = await asyncio.gather(*(whole(stub, request) for _ in range(8)))
+            assert all(isinstance(got.error, InvalidRequest) and got.error.field == field for got in errors)
+            over = await whole(stub, pb.GenerateRequest(text="x" * ((1 << 20) + 1)))
+            assert isinstance(over.error, TooLarge) and over.error.limit == str(1 << 20)
+
+    run(services, test)
+
+
 def test_a_live_id_cannot_be_used_twice(services: Supervisor) -> None:
     async def test(stub: Any) -> None:
         call = stub.Generate(long(request_id="twice"))
@@ -323,10 +346,56 @@ def test_abort(services: Supervisor) -> None:
     run(services, test)
 
 
+def test_sums_match_what_clients_saw(services: Supervisor) -> None:
+    """Case 46: aborted ones are counted as such, gauges go to 0, and the counters add up."""
+
+    async def test(stub: Any) -> None:
+        before = await stub.GetStatus(pb.GetStatusRequest())
+        calls = {f"a{i}": stub.Generate(long(70 + i, request_id=f"a{i}")) for i in range(40)}
+        reading = [asyncio.create_task(Collected().read(call)) for call in calls.values()]
+        whole_ones = [asyncio.create_task(whole(stub, long(60 + i, max_tokens=5))) for i in range(5)]
+        for request_id in calls:
+            while True:
+                try:
+                    await stub.Abort(pb.AbortRequest(request_id=request_id))
+                    break
+                except grpc.aio.AioRpcError as error:  # still on its way in
+                    assert error.code() is grpc.StatusCode.NOT_FOUND
+                    await asyncio.sleep(0.01)
+        seen = [await task for task in [*reading, *whole_ones]]
+        after = await idle_clean(stub)
+        reasons = [got.finished.reason for got in seen if got.finished is not None]
+        assert len(reasons) == 45
+        assert after.finished_aborted - before.finished_aborted == reasons.count(pb.FINISH_REASON_ABORTED) == 40
+        assert after.finished_length - before.finished_length == reasons.count(pb.FINISH_REASON_LENGTH) == 5
+        assert after.generated_tokens - before.generated_tokens >= sum(len(got.ids) for got in seen)
+
+    run(services, test)
+
+
+def test_what_expires_in_the_queue_costs_nothing(services: Supervisor) -> None:
+    """Case 36."""
+
+    async def test(stub: Any) -> None:
+        busy = [stub.Generate(long(80 + i, max_tokens=360)) for i in range(ROWS)]  # all of them fit
+        for call in busy:
+            await Collected().read(call, tokens=1)
+        before = await stub.GetStatus(pb.GetStatusRequest())
+        queued = await asyncio.gather(*(whole(stub, long(*range(100, 150 + i), deadline_ms=100)) for i in range(30)))
+        after = await stub.GetStatus(pb.GetStatusRequest())
+        assert all(isinstance(got.error, Expired) and not got.ids for got in queued)
+        assert after.prompt_tokens == before.prompt_tokens
+        assert after.finished_deadline - before.finished_deadline == 30
+        for call in busy:
+            call.cancel()
+
+    run(services, test)
+
+
 @pytest.mark.parametrize("field", ["deadline_ms", "ttft_deadline_ms"])
 def test_deadlines(services: Supervisor, field: str) -> None:
     async def test(stub: Any) -> None:
-        busy = [stub.Generate(long(80 + i)) for i in range(ROWS)]
+        busy = [stub.Generate(long(80 + i, max_tokens=360)) for i in range(ROWS)]  # all of them fit
         for call in busy:
             await Collected().read(call, tokens=1)
         got = await whole(stub, long(90, **{field: 50}))
