@@ -14,7 +14,7 @@ import grpc.aio
 from jitney.client.received import Received
 from jitney.client.retry import Patience, RetryPolicy, as_error, is_lost
 from jitney.client.types import Completion, Delta, Event, Finished, Started, TokenLogprobs
-from jitney.errors import Away, Duplicate, JitneyError
+from jitney.errors import Aborted, Away, Duplicate, JitneyError
 from jitney.executor.v1 import executor_pb2 as pb
 
 OnFinished = Callable[["AsyncAnswer"], None]
@@ -54,6 +54,7 @@ class AsyncAnswer:
         self._target = target
         self._on_finished = on_finished
         self._received = Received(request)
+        self._unwanted = False
         self._events = self._run()
         self.request_id = request.request_id
 
@@ -123,7 +124,11 @@ class AsyncAnswer:
         return self._received.completion()
 
     async def abort(self) -> None:
-        """Asks the executor to end the answer; reading then comes to its end. Missing if it has ended already."""
+        """Asks the executor to end the answer; reading then comes to its end, and a broken stream is not taken up.
+
+        Raises Missing if it has ended already.
+        """
+        self._unwanted = True
         await self._abort(self.request_id)
 
     async def _run(self) -> AsyncGenerator[Event, None]:
@@ -151,6 +156,8 @@ class AsyncAnswer:
                 call.cancel()
             if self._received.finished is not None:
                 return
+            if self._unwanted:
+                raise Aborted("ended by its caller; its executor went away meanwhile") from lost
             patience = patience or Patience(self._retry, begun=self._received.started is not None)
             wait_s = patience.next_wait_s()
             if wait_s is None:

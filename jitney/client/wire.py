@@ -111,11 +111,19 @@ def delta(event: pb.Delta) -> Delta:
     return Delta(tuple(event.token_ids), event.text, logprobs(event.logprobs))
 
 
+def finish_reason(number: int) -> FinishReason:
+    """UNSPECIFIED for one of a newer contract."""
+    try:
+        return FinishReason(number)
+    except ValueError:
+        return FinishReason.UNSPECIFIED
+
+
 def finished(event: pb.Finished) -> Finished:
     """The end of an answer."""
     usage, timings = event.usage, event.timings
     return Finished(
-        reason=FinishReason(event.reason),
+        reason=finish_reason(event.reason),
         usage=Usage(
             prompt_tokens=usage.prompt_tokens,
             cached_device_tokens=usage.cached_device_tokens,
@@ -181,9 +189,11 @@ def policy(choice: scheduler_pb2.PolicyChoice) -> Policy:
 
 
 def wait_reason(reason: scheduler_pb2.WaitReason) -> str:
-    """In one lower-case word; "" where there is none."""
+    """In one lower-case word; "" where there is none, the number of one of a newer contract."""
     if reason == scheduler_pb2.WAIT_REASON_UNSPECIFIED:
         return ""
+    if reason not in scheduler_pb2.WaitReason.values():
+        return str(reason)
     return scheduler_pb2.WaitReason.Name(reason).removeprefix("WAIT_REASON_").lower()
 
 

@@ -24,10 +24,12 @@ from jitney.client import (
     Options,
     RetryPolicy,
     Started,
+    wire,
 )
 from jitney.client.received import Received
 from jitney.client.wire import generate_request
 from jitney.executor.v1 import executor_pb2 as pb
+from jitney.scheduler.v1 import scheduler_pb2
 from tests.support.scripted_executor import HINT, IDS, TEXT, Break, InThread, ScriptedExecutor, serving
 
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
@@ -264,6 +266,27 @@ def test_abort_ends_the_answer() -> None:
 
     assert with_client(executor, work) is FinishReason.ABORTED
     assert executor.aborted == ["mine"]
+
+
+def test_an_answer_that_is_not_wanted_any_more_is_not_taken_up() -> None:
+    executor = ScriptedExecutor([Break(3, UNAVAILABLE)])
+
+    async def work(client: AsyncClient) -> None:
+        answer = client.generate("to be")
+        await anext(answer)
+        await answer.abort()
+        with pytest.raises(errors.Aborted):
+            await answer.result()
+
+    executor.aborts = False
+    with_client(executor, work)
+    assert len(executor.requests) == 1
+
+
+def test_reasons_of_a_newer_contract_are_no_error() -> None:
+    assert wire.finish_reason(99) is FinishReason.UNSPECIFIED
+    counts = [scheduler_pb2.ReasonCount(reason=77, count=2)]  # type: ignore[arg-type]
+    assert wire.status(pb.GetStatusResponse(waiting_reasons=counts)).waiting_reasons == {"77": 2}
 
 
 def test_a_chat_sends_back_the_ids_that_were_generated() -> None:

@@ -50,6 +50,7 @@ class ScriptedExecutor(executor_pb2_grpc.ExecutorServicer):
     pause_s: float = 0.0
     requests: list[pb.GenerateRequest] = field(default_factory=list)
     cancelled: int = 0
+    aborts: bool = True
     aborted: list[str] = field(default_factory=list)
     policies: list[scheduler_pb2.PolicyChoice] = field(default_factory=list)
     not_identical: bool = False
@@ -70,7 +71,7 @@ class ScriptedExecutor(executor_pb2_grpc.ExecutorServicer):
                 if script is not None and position == done + script.after_tokens:
                     await self._break(script, context)
                     return
-                if request.request_id in self.aborted:
+                if self.aborts and request.request_id in self.aborted:
                     yield self._finished(pb.FINISH_REASON_ABORTED, request, position)
                     await status.abort(context, Aborted("by another call"))
                 if self.pause_s:
