@@ -60,7 +60,7 @@ def relieve(snapshot: Snapshot, rows: RunningRows, tokens: I64, budget: Budget) 
     if short <= 0:
         return Relief(tokens, np.zeros(rows.count, np.bool_))
     costs = _Costs.of(snapshot, rows)
-    stuck = (growth > 0) & (rows.held >= max(snapshot.blocks.total, 1))
+    stuck = (growth > 0) & (rows.held >= snapshot.blocks.total) & (snapshot.blocks.total > 0)
     if stuck.any():
         return _serve(rows, tokens, costs.recomputed(np.flatnonzero(stuck)), budget)
     allowed = may_leave(rows) & (rows.private > 0)

@@ -73,6 +73,7 @@ def test_enums_and_scalars_are_the_protos() -> None:
     for field in ("settings", "blocks", "cpu", "rates"):
         value = getattr(Snapshot(), field)
         descriptor = pb.Snapshot.DESCRIPTOR.fields_by_name[field].message_type
+        assert descriptor is not None
         assert [f.name for f in fields(value)] == [f.name for f in descriptor.fields]
 
 
@@ -170,9 +171,9 @@ def test_columns_that_are_not_sent_stay_so() -> None:
 
 def test_a_column_of_another_dtype_is_a_mistake_of_the_caller() -> None:
     with pytest.raises(TypeError, match=r"RunningTable\.id"):
-        encode_snapshot(Snapshot(running=RunningTable(id=np.array([1], np.int64))))  # type: ignore[arg-type]
+        encode_snapshot(Snapshot(running=RunningTable(id=np.array([1], np.int64))))
     with pytest.raises(TypeError):
-        encode_decision(Decision(next_candidates=np.array([1])))  # type: ignore[arg-type]
+        encode_decision(Decision(next_candidates=np.array([1])))
 
 
 def wrong(change: Any) -> InvalidRequest:
