@@ -332,3 +332,12 @@ def test_lookup_has_no_side_effects() -> None:
     assert (hits.cpu_blocks, hits.ssd_blocks) == (0, 0)
     assert rig.hits(wanted) == hits
     assert rig.hits(wanted, request=2).pending_blocks == 0
+
+
+def test_a_joiner_that_seals_the_key_itself_holds_one_block() -> None:
+    rig, wanted = Rig(8), prompt(1)
+    rig.board(1, wanted)
+    (mine,) = rig.board(2, wanted, extra=1).reserves[0].blocks
+    assert rig.apply(seals=[wanted.seal(2, [mine])]).seals == [[OK]]
+    assert rig.ledger.blocks.holders[mine & 0xFFFFFFFF] == 1
+    assert rig.release(2).counts == Counts(6, 1, 0, 0, 8)

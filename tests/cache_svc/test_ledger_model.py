@@ -32,8 +32,9 @@ from jitney.errors import Conflict
 from tests.support.ledger_rig import BLOCK_TOKENS, Prompt, prompt
 from tests.support.naive_ledger import NaiveLedger
 
-REQUESTS = st.integers(1, 5).map(RequestId)
-PATHS = st.lists(st.integers(0, 1), min_size=1, max_size=4).map(lambda path: prompt(*path))
+REQUESTS = st.integers(1, 4).map(RequestId)
+FAMILY = ((0,), (0, 0), (0, 0, 0), (0, 0, 0, 0), (0, 0, 1), (0, 0, 1, 0), (0, 1), (1,), (1, 0, 0))
+PATHS = st.sampled_from([prompt(*path) for path in FAMILY])
 LOOKED_UP = [prompt(*path) for path in ((0, 0, 0, 0), (0, 0, 1, 0), (0, 1, 0), (1, 0, 0), (1, 1, 1, 1))]
 
 
@@ -208,6 +209,16 @@ class LedgerMachine(RuleBasedStateMachine):
 
 
 LedgerMachine.TestCase.settings = settings(
-    max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=100, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestLedgerMachine = LedgerMachine.TestCase
+
+
+class DeepLedgerMachine(LedgerMachine):
+    """The same for longer."""
+
+
+DeepLedgerMachine.TestCase.settings = settings(
+    LedgerMachine.TestCase.settings, max_examples=2000, stateful_step_count=50
+)
+TestDeepLedgerMachine = pytest.mark.slow(pytest.mark.timeout(1800)(DeepLedgerMachine.TestCase))
