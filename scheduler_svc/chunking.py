@@ -42,7 +42,7 @@ def long_share(left: int) -> int:
 def top_up(rows: RunningRows, tokens: I64, left: int, max_rows: int, chunk_cap: int, out: Flags) -> I64:
     """`tokens` [R] with the `left` ones added to the chunks that could be larger, or could not begin for the share.
     Not to rows that are `out` of this step [R], or that need a block which nobody has counted."""
-    if left <= 0:
+    if left <= 0 or not (rows.wanted > tokens).any():
         return tokens
     begins = ~out & (rows.growth == 0) if rows.count <= max_rows else np.zeros(rows.count, np.bool_)
     more = np.where((tokens > 0) | begins, np.minimum(rows.wanted, chunk_cap) - tokens, 0)
