@@ -25,6 +25,7 @@ from jitney.block_ops import (
     RequestId,
     Reserve,
     Return,
+    Seal,
     Share,
     Withdraw,
 )
@@ -67,12 +68,24 @@ class LedgerMachine(RuleBasedStateMachine):
 
     # What executors do.
 
-    @rule(boarding=st.lists(st.tuples(REQUESTS, PATHS, st.integers(0, 2), st.booleans()), min_size=1, max_size=4))
-    def board(self, boarding: list[tuple[RequestId, Prompt, int, bool]]) -> None:
+    @rule(
+        boarding=st.lists(st.tuples(REQUESTS, PATHS, st.integers(0, 2), st.booleans()), min_size=1, max_size=4),
+        leaving=st.lists(REQUESTS, max_size=2),
+        computing=st.one_of(st.none(), REQUESTS),
+    )
+    def board(
+        self,
+        boarding: list[tuple[RequestId, Prompt, int, bool]],
+        leaving: list[RequestId],
+        computing: RequestId | None,
+    ) -> None:
+        seals = [] if computing is None else self.next_seals(computing, 2)
         unique = {request: (wanted, extra, acquires) for request, wanted, extra, acquires in boarding}
         for request, (wanted, _, _) in unique.items():
             self.plans[request] = wanted
         self.apply(
+            seals=seals,
+            releases=[Release(request) for request in leaving],
             acquires=[Acquire(request, wanted.keys) for request, (wanted, _, acquires) in unique.items() if acquires],
             reserves=[
                 Reserve(request, wanted.keys, len(wanted.keys) + extra)
@@ -82,25 +95,25 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(request=REQUESTS, blocks=st.integers(1, 3), also=st.sampled_from(["", "release", "withdraw"]))
     def compute(self, request: RequestId, blocks: int, also: str) -> None:
-        """Seals the next blocks that the request reserved for its prompt."""
-        plan = self.plans.get(request)
-        if plan is None:
-            return
-        keys = plan.keys
-        by_name = {b.name: b for b in self.naive.held(request) if b.name is not None}
-        first = next((at for at, key in enumerate(keys) if key in by_name), None)
-        if first is None:
-            return
-        run = []
-        for key in keys[first : first + blocks]:
-            if key not in by_name:
-                break
-            run.append(by_name[key].handle)
         self.apply(
-            seals=[plan.seal(request, run, first)],
+            seals=self.next_seals(request, blocks),
             releases=[Release(request)] if also == "release" else (),
             withdraws=[Withdraw(request)] if also == "withdraw" else (),
         )
+
+    def next_seals(self, request: RequestId, blocks: int) -> list[Seal]:
+        """Of the next blocks that the request reserved for its prompt, if there are any."""
+        plan = self.plans.get(request)
+        by_name = {b.name: b for b in self.naive.held(request) if b.name is not None}
+        if plan is None:
+            return []
+        first = next((at for at, key in enumerate(plan.keys) if key in by_name), 0)
+        run = []
+        for key in plan.keys[first : first + blocks]:
+            if key not in by_name:
+                break
+            run.append(by_name[key].handle)
+        return [plan.seal(request, run, first)] if run else []
 
     @rule(request=REQUESTS, count=st.integers(1, 2), step=st.integers(0, 1))
     def decode(self, request: RequestId, count: int, step: int) -> None:
@@ -137,6 +150,8 @@ class LedgerMachine(RuleBasedStateMachine):
         self.apply(shares=[Share(block, others)])
         if data.draw(st.booleans()):
             self.apply(forks=[Fork(request, block) for request in others])
+        if data.draw(st.booleans()):
+            self.apply(seals=[data.draw(PATHS).seal(others[0], [block])])
 
     # What no executor should do.
 
