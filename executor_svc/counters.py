@@ -41,6 +41,7 @@ class Counters:
     preemptions: int = 0
     cache_reopenings: int = 0
     stalled_rows: int = 0  # row-steps that sat out for want of a block
+    computed_tokens: int = 0  # every token that a step computed
     prompt_tokens: int = 0
     cached_tokens: int = 0
     generated_tokens: int = 0

@@ -232,6 +232,7 @@ class Loop:
             return
         self.step += 1
         plan = build_plan(self.step, self.registry, self.blocks, rows, tokens)
+        self.counters.computed_tokens += plan.tokens
         self.steps.launched(plan, rows, tokens, now_us)
         self._flight = InFlight(plan, rows, tokens, [r.boardings for r in rows], now_us, decided_us)
         self.model.launch(plan)

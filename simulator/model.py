@@ -41,8 +41,6 @@ class VirtualModel:
         self._pool: U64 = np.full(pool_blocks * block_tokens, 0xDEAD, np.uint64)
         self._result: StepResult | None = None
         self._busy = False
-        self.computed_tokens = 0
-        self.gaps: list[int] = []
 
     @property
     def busy(self) -> bool:
@@ -52,7 +50,6 @@ class VirtualModel:
     def launch(self, plan: StepPlan) -> None:
         """Computes at once, tells later."""
         self._busy = True
-        self.computed_tokens += plan.tokens
         tokens = plan.token_ids.astype(np.uint64)
         written = plan.write_slots >= 0
         content = _content(tokens, plan.positions)

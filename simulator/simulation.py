@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,8 +11,9 @@ import numpy as np
 from executor_svc.hasher import InlineHasher
 from executor_svc.live_request import LiveRequest
 from executor_svc.loop import Loop, LoopSettings
+from executor_svc.ports import ModelPort
 from executor_svc.rates import FixedRates
-from executor_svc.request import Answer, Submission
+from executor_svc.request import Answer, Sampling, Submission
 from executor_svc.situation import Identity, Policy
 from jitney.block_ops import RequestId
 from jitney.keys import Root, salt_digest
@@ -55,11 +56,17 @@ class Simulation:
         step_time_us: StepTime = default_step_time,
         scheduler_latency_us: int = 1000,
         cache_latency_us: int = 500,
+        model: Callable[[VirtualClock], ModelPort] | None = None,
     ) -> None:
+        """`model` makes another model than the one that counts."""
         self.clock = VirtualClock()
         self.scheduler = VirtualScheduler(self.clock, scheduler_latency_us)
         self.cache = VirtualCache(self.clock, pool_blocks, settings.block_tokens, cache_latency_us)
-        self.model = VirtualModel(self.clock, pool_blocks, settings.block_tokens, step_time_us=step_time_us)
+        self.model: ModelPort = (
+            model(self.clock)
+            if model is not None
+            else VirtualModel(self.clock, pool_blocks, settings.block_tokens, step_time_us=step_time_us)
+        )
         self.loop = Loop(
             Identity("simulated", 1),
             settings,
@@ -90,6 +97,8 @@ class Simulation:
         ttft_deadline_us: int = 0,
         deadline_us: int = 0,
         model_version: str = "counting",
+        sampling: Sampling | None = None,
+        logprobs: int = -1,
     ) -> Watched:
         """A request that arrives at `at_us` (now, if not given)."""
         number = next(self._ids)
@@ -98,6 +107,8 @@ class Simulation:
             prompt_ids=np.asarray(prompt_ids, np.int32),
             max_tokens=max_tokens,
             text=NumberText(stop),
+            sampling=sampling or Sampling(),
+            logprobs=logprobs,
             stop_token_ids=frozenset(stop_token_ids),
             priority=priority,
             tenant=tenant,

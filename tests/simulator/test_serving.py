@@ -37,7 +37,7 @@ def test_one_request_runs_to_its_length() -> None:
     assert finish is not None and finish.reason is FinishReason.LENGTH
     assert len(watched.answer.token_ids) == 20 == finish.generated_tokens
     assert finish.prompt_tokens == 10 == finish.computed_prompt_tokens
-    assert sim.model.computed_tokens == 10 + 19
+    assert sim.loop.counters.computed_tokens == 10 + 19
     sim.check_clean()
 
 
