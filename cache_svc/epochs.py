@@ -19,7 +19,7 @@ from jitney.block_ops import Batch, BatchAnswer, DeclaredBlock, Opened
 from jitney.errors import Conflict, InvalidRequest, Missing
 
 ANSWERS_KEPT = 8
-MAX_BLOCKS = 1 << 24
+MAX_BLOCKS = 1 << 20
 MAX_NAME_BYTES = 256
 
 

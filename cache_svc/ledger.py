@@ -325,10 +325,8 @@ class Ledger:
             return ReserveResult(SKIPPED)
         holding = self._holding(request)
         boarding = self._boarding.pop(request, None)
-        hits = 0
         if boarding is not None:
             self._join(boarding, holding)
-            hits = len(boarding.found)
         need = max(0, op.blocks_total - len(holding.blocks) - len(holding.joins))
         short = need - self.blocks.available
         if short > 0:
@@ -337,9 +335,9 @@ class Ledger:
             self._fall(request)
             return ReserveResult(ResultCode.SHORT, (), short)
         new = self.blocks.reserve(need)
-        self._name(request, holding, op.keys[hits:], new)
+        self._name(request, holding, op.keys, new)
         holding.blocks.update(dict.fromkeys(new))
-        self.hit_blocks += hits
+        self.hit_blocks += len(boarding.found) if boarding is not None else 0
         self._tidy(request)
         return ReserveResult(OK, self._handles(new))
 
