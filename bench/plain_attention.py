@@ -1,61 +1,59 @@
-"""Attention as one writes it first: gather the context of every row, then torch's own attention, layer by layer.
-
-The measure that the paged kernels are held against; for decoding rows of equal context only.
-"""
+"""Attention as one writes it first for a batch: gather the context of every row, then torch's own, layer by layer."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import torch
+from torch.nn.functional import scaled_dot_product_attention
 
-from executor_svc.attention import Done, Event, KVShape
+from executor_svc.attention import Event, Planned
+from executor_svc.attention_torch import DONE, PlainAttention, TorchPlan
 from executor_svc.step_plan import StepPlan
 
 
 @dataclass(frozen=True, slots=True)
 class GatherPlan:
-    """Where each row's new KV goes, and its blocks `[rows, blocks of its context]`."""
+    """Blocks of every row `[rows, blocks of the context]`, one index for all layers."""
 
-    slots: torch.Tensor
+    inner: TorchPlan
     blocks: torch.Tensor
-    context_tokens: int
 
 
-class GatherAttention:
-    """The calls of an AttentionBackend that a decoding step makes."""
+class GatherAttention(PlainAttention):
+    """Decoding rows of equal, whole-block contexts in one call; what the paged kernels are measured against."""
 
     name = "gather-sdpa"
-    bit_invariant = False
 
-    def __init__(self, shape: KVShape) -> None:
-        self.shape = shape
-        self.pool = torch.zeros(
-            shape.blocks, shape.layers, 2, shape.block_tokens, shape.kv_heads, shape.head_size, dtype=shape.dtype
-        )
-
-    def plan(self, step: StepPlan) -> GatherPlan:
-        """One index for all layers."""
+    def plan(self, step: StepPlan) -> Planned:
+        """See AttentionBackend. ValueError for a step of another kind."""
         context = int(step.context_tokens[0])
-        if step.tokens != step.rows or (step.context_tokens != context).any():
-            raise ValueError("only steps of decoding rows with equal contexts are measured")
-        blocks = -(-context // self.shape.block_tokens)
-        table = torch.from_numpy(step.block_table[step.table_rows, :blocks]).long()
-        return GatherPlan(torch.from_numpy(step.write_slots), table, context)
+        if step.tokens != step.rows or (step.context_tokens != context).any() or context % self.shape.block_tokens:
+            raise ValueError("only decoding rows with equal contexts of whole blocks are measured")
+        inner = super().plan(step)
+        if not isinstance(inner, TorchPlan):
+            raise TypeError("a plan of another backend")
+        return GatherPlan(inner, torch.stack([row.blocks for row in inner.rows]))
 
-    def write_kv(self, planned: GatherPlan, layer: int, k: torch.Tensor, v: torch.Tensor) -> Event:
-        """Scatters one token a row."""
-        blocks, offsets = planned.slots // self.shape.block_tokens, planned.slots % self.shape.block_tokens
-        self.pool[blocks, layer, 0, offsets] = k.to(self.shape.dtype)
-        self.pool[blocks, layer, 1, offsets] = v.to(self.shape.dtype)
-        return Done()
+    def write_kv(self, planned: Planned, layer: int, k: torch.Tensor, v: torch.Tensor) -> Event:
+        """See AttentionBackend."""
+        return super().write_kv(_plan(planned).inner, layer, k, v)
 
-    def attend(self, planned: GatherPlan, layer: int, q: torch.Tensor, out: torch.Tensor) -> Event:
-        """`[rows, heads, 1, size]` against `[rows, kv_heads, context, size]`."""
-        rows = len(planned.blocks)
-        both = self.pool[planned.blocks, layer]  # [rows, blocks, 2, block_tokens, kv_heads, size]
-        both = both.permute(2, 0, 4, 1, 3, 5).reshape(2, rows, self.shape.kv_heads, -1, self.shape.head_size)
-        k, v = both[:, :, :, : planned.context_tokens].float()
-        attended = torch.nn.functional.scaled_dot_product_attention(q.unsqueeze(2), k, v, enable_gqa=True)
-        out.copy_(attended.squeeze(2))
-        return Done()
+    def attend(self, planned: Planned, layer: int, q: torch.Tensor, out: torch.Tensor) -> Event:
+        """See AttentionBackend. `[rows, heads, 1, size]` against `[rows, kv_heads, context, size]`."""
+        blocks = _plan(planned).blocks
+        k, v = (self._gather(blocks, layer, index) for index in (0, 1))
+        out.copy_(scaled_dot_product_attention(q.unsqueeze(2), k, v, enable_gqa=True).squeeze(2))
+        return DONE
+
+    def _gather(self, blocks: torch.Tensor, layer: int, index: int) -> torch.Tensor:
+        """Keys (0) or values (1) `[rows, kv_heads, context, size]`: one copy, block by block."""
+        pieces = self.pool.view(2 * self.shape.layers * self.shape.blocks, -1)
+        taken = pieces.index_select(0, ((blocks * self.shape.layers + layer) * 2 + index).flatten())
+        return taken.view(len(blocks), -1, self.shape.kv_heads, self.shape.head_size).transpose(1, 2).float()
+
+
+def _plan(planned: Planned) -> GatherPlan:
+    if not isinstance(planned, GatherPlan):
+        raise TypeError("the step was planned by another backend")
+    return planned

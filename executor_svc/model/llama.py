@@ -8,6 +8,7 @@ whatever an earlier step left there. In the last layer, what follows attention r
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from copy import copy
 from dataclasses import dataclass
 
 import numpy as np
@@ -74,6 +75,12 @@ class Llama:
         """Pads the rows of every product to this multiple from now on."""
         self.row_multiple = row_multiple
         self._buffers = self._new_buffers(64)
+
+    def with_elementwise(self, elementwise: Elementwise) -> Llama:
+        """The same network, packed weights and pool with other row-wise operations."""
+        other = copy(self)
+        other.elementwise = elementwise
+        return other
 
     def shapes(self) -> list[tuple[Linear, bool]]:
         """One layer of each shape that the network multiplies with, and whether it sees sampled rows only."""

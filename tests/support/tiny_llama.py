@@ -84,10 +84,10 @@ def _weights(
     generator = torch.Generator().manual_seed(seed)
 
     def matrix(rows: int, columns: int) -> torch.Tensor:
-        return torch.randn(rows, columns, generator=generator) * columns**-0.5
+        return torch.randn(rows, columns, generator=generator).mul_(columns**-0.5)
 
     def norm() -> torch.Tensor:
-        return 1.0 + 0.1 * torch.randn(hidden, generator=generator)
+        return torch.randn(hidden, generator=generator).mul_(0.1).add_(1.0)
 
     kv_width = kv_heads * (hidden // heads)
     tensors = {"model.embed_tokens.weight": torch.randn(vocab, hidden, generator=generator)}

@@ -1,4 +1,4 @@
-"""Tiny models compute on one thread: waking a second one costs more than their whole step, on a busy machine far more."""
+"""Tiny models compute on one thread: waking a second one costs more than their whole step."""
 
 from __future__ import annotations
 

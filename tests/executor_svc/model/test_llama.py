@@ -33,7 +33,7 @@ def oracle_logits(directory: Path, tokens: list[int]) -> torch.Tensor:
     """`[tokens, vocabulary]` by transformers in float32."""
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager").eval()
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager")
     with torch.no_grad():
         logits: torch.Tensor = model(torch.tensor([tokens])).logits[0]
     return logits

@@ -48,7 +48,7 @@ def test_shards_are_joined(tmp_path: Path) -> None:
     (directory / "model.safetensors").unlink()
     assert same(whole, load_weights(directory))
     (directory / "model-00002-of-00002.safetensors").unlink()
-    with pytest.raises(BadModel, match="00002-of-00002.safetensors is missing"):
+    with pytest.raises(BadModel, match=r"00002-of-00002\.safetensors is missing"):
         load_weights(directory)
 
 
@@ -95,7 +95,7 @@ def test_a_broken_file_is_one_sentence(tmp_path: Path, kind: str, how: str) -> N
 
 
 def test_a_path_that_holds_no_model_is_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(BadModel, match="neither a config.json nor a GGUF file"):
+    with pytest.raises(BadModel, match=r"neither a config\.json nor a GGUF file"):
         load_weights(tmp_path)
     with pytest.raises(BadModel, match="is missing"):
         load_weights(tmp_path / "nothing")

@@ -1,0 +1,196 @@
+"""What batching gains: tokens/s and step latency of decoding, batch 1 to 128, beside the plain fp32 path.
+
+    python -m bench.batching [--model PATH] [--context 256] [--pairs 7]
+
+Both paths run the same loop over the same weights. Ours: fp16 packed layers, paged native attention over an fp16
+pool, native row-wise kernels. Plain: `F.linear` in fp32, contexts gathered for torch's own attention layer by layer,
+torch's row-wise operations. A third column has the plain path with our row-wise kernels. Steps of all are taken in
+turn; figures are medians, and the ratio is the median of the ratios of neighbours. The last line is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+import torch
+
+from bench.plain_attention import GatherAttention
+from executor_svc.attention import AttentionBackend, KVShape
+from executor_svc.kernels.elementwise import TorchElementwise, select_elementwise
+from executor_svc.model.linear import pad_rows
+from executor_svc.model.llama import Llama
+from executor_svc.model.loader import load_weights
+from executor_svc.model.model import CpuModel
+from executor_svc.step_plan import SamplingRows, StepPlan
+from jitney.models import default_model_path
+from jitney.serving import config
+
+BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
+BLOCK_TOKENS = 16
+HEADLINE_BATCH = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One batch size. `fp32_*` is the plain path, `fp32_native_rows_*` the same with our row-wise kernels."""
+
+    batch: int
+    tokens_per_s: float
+    step_ms: float
+    fp32_tokens_per_s: float
+    fp32_step_ms: float
+    over_fp32: float
+    fp32_native_rows_step_ms: float
+    over_fp32_native_rows: float
+
+
+def decode_plan(batch: int, context: int, vocabulary: int) -> StepPlan:
+    """One new token for each of `batch` rows, the last of `context`."""
+    per_row = -(-context // BLOCK_TOKENS)
+    table = np.random.default_rng(0).permutation(batch * per_row).astype(np.int32).reshape(batch, per_row)
+    last = context - 1
+    ids = np.random.default_rng(1).integers(0, vocabulary, batch).astype(np.int32)
+    rows = np.arange(batch, dtype=np.int32)
+    return StepPlan(
+        step=0,
+        token_ids=ids,
+        positions=np.full(batch, last, np.int32),
+        write_slots=table[:, last // BLOCK_TOKENS].astype(np.int64) * BLOCK_TOKENS + last % BLOCK_TOKENS,
+        query_start=np.arange(batch + 1, dtype=np.int32),
+        context_tokens=np.full(batch, context, np.int32),
+        block_table=table,
+        table_rows=rows,
+        sample_rows=rows,
+        sampling=greedy(batch),
+    )
+
+
+def greedy(rows: int) -> SamplingRows:
+    """The most likely token for each row, no log-probabilities."""
+    zeros = np.zeros(rows, np.int32)
+    return SamplingRows(
+        temperature=np.zeros(rows, np.float32),
+        top_p=np.ones(rows, np.float32),
+        top_k=zeros,
+        min_p=np.zeros(rows, np.float32),
+        seed=np.zeros(rows, np.uint64),
+        choice=zeros,
+        position=zeros,
+        logprobs=np.full(rows, -1, np.int32),
+    )
+
+
+def fill(backend: AttentionBackend | GatherAttention) -> None:
+    """Puts plausible numbers into a pool: attention over zeros could be cheaper than it is."""
+    block = torch.empty(backend.pool.shape[1:]).normal_(generator=torch.Generator().manual_seed(2))
+    backend.pool[:] = block.to(backend.pool.dtype)
+
+
+def measure(
+    batch: int, context: int, paths: Sequence[Callable[[StepPlan], object]], pairs: int, vocabulary: int
+) -> Point:
+    """Steps of every path in turn, after one of each to warm up."""
+    plan = decode_plan(batch, context, vocabulary)
+    for run in paths:
+        run(plan)
+    times: list[list[float]] = []
+    for _ in range(pairs):
+        row = []
+        for run in paths:
+            started = perf_counter()
+            run(plan)
+            row.append(perf_counter() - started)
+        times.append(row)
+    ours, plain, plain_rows = (statistics.median(column) for column in zip(*times, strict=True))
+    return Point(
+        batch=batch,
+        tokens_per_s=round(batch / ours, 1),
+        step_ms=round(ours * 1e3, 2),
+        fp32_tokens_per_s=round(batch / plain, 1),
+        fp32_step_ms=round(plain * 1e3, 2),
+        over_fp32=round(statistics.median(row[1] / row[0] for row in times), 2),
+        fp32_native_rows_step_ms=round(plain_rows * 1e3, 2),
+        over_fp32_native_rows=round(statistics.median(row[2] / row[0] for row in times), 2),
+    )
+
+
+def padding(multiple: int) -> dict[str, object]:
+    """Rows of padding in percent of the rows that are wanted, over batch 16 to 128."""
+    percent = {rows: 100.0 * (pad_rows(rows, multiple) - rows) / rows for rows in range(16, 129)}
+    worst = max(percent, key=lambda rows: percent[rows])
+    return {
+        "row_multiple": multiple,
+        "padding_mean_pct_16_128": round(statistics.fmean(percent.values()), 2),
+        "padding_worst": {"rows": worst, "pct": round(percent[worst], 2)},
+    }
+
+
+def run(path: Path, context: int, batches: Sequence[int], pairs: int) -> dict[str, object]:
+    """Loads both paths and measures every batch size."""
+    blocks = max(batches) * -(-context // BLOCK_TOKENS)
+    cache_dir = config.cache_dir()
+    model = CpuModel.load(path, pool_blocks=blocks, block_tokens=BLOCK_TOKENS, cache_dir=cache_dir)
+    weights = load_weights(path, cache_dir)
+    sizes = weights.config
+    shape = KVShape(blocks, sizes.layers, BLOCK_TOKENS, sizes.kv_heads, sizes.head_size, torch.float32)
+    gather = GatherAttention(shape)
+    fill(model.backend)
+    fill(gather)
+    plain = Llama(weights, "fp32", gather, TorchElementwise())
+    plain_rows = plain.with_elementwise(select_elementwise())
+
+    def greedy_step(llama: Llama) -> Callable[[StepPlan], object]:
+        def step(plan: StepPlan) -> object:
+            logits = llama.forward(plan)
+            return logits.argmax(dim=-1) if logits is not None else None
+
+        return step
+
+    print(f"{path.name}: {model.info.fingerprint_text}; threads {torch.get_num_threads()}; context {context}")
+    print("batch   tokens/s   step ms | plain fp32: tokens/s   step ms   ratio | its native rows: step ms   ratio")
+    curve = []
+    for batch in batches:
+        steps = (model.run, greedy_step(plain), greedy_step(plain_rows))
+        point = measure(batch, context, steps, pairs, sizes.vocabulary)
+        print(
+            f"{batch:5d} {point.tokens_per_s:10.1f} {point.step_ms:9.2f} | {point.fp32_tokens_per_s:20.1f} "
+            f"{point.fp32_step_ms:9.2f} {point.over_fp32:7.2f} | "
+            f"{point.fp32_native_rows_step_ms:24.2f} {point.over_fp32_native_rows:7.2f}",
+            flush=True,
+        )
+        curve.append(point)
+    headline = next((point.over_fp32 for point in curve if point.batch == HEADLINE_BATCH), None)
+    return {
+        "curve": [asdict(point) for point in curve],
+        "over_fp32_b32": headline,
+        **padding(model.info.row_multiple),
+    }
+
+
+def main() -> int:
+    """Parses the command line, prints the table and the JSON line."""
+    parser = argparse.ArgumentParser(prog="python -m bench.batching", description=__doc__.split("\n", 1)[0])
+    parser.add_argument(
+        "--model", type=Path, default=None, help="GGUF file or directory; default: what `make model` got"
+    )
+    parser.add_argument("--context", type=int, default=256, help="tokens that every row attends to")
+    parser.add_argument("--batches", type=int, nargs="+", default=list(BATCHES))
+    parser.add_argument("--pairs", type=int, default=7, help="steps of each path at each batch size")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    result = run(options.model or default_model_path(), options.context, options.batches, options.pairs)
+    print(json.dumps(result))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
