@@ -181,6 +181,8 @@ class Loop:
         self._tell_cache(victims, [request for request, _ in self._admitted], now_us)
 
     def _tell_cache(self, victims: Sequence[LiveRequest], admitted: Sequence[LiveRequest], now_us: int) -> None:
+        if self._flight is None:
+            self.blocks.boundary()  # table rows that were given back since are read by no step
         batch = self.apply.compose(self.step, self._in_flight_step, victims, admitted, self._ran, now_us)
         self._ran = ()
         if batch is not None:

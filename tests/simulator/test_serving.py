@@ -29,6 +29,21 @@ def check_gold(settings: Settings, watched: Watched) -> None:
     assert watched.answer.token_ids == gold(settings, watched)
 
 
+def test_requests_that_go_while_they_board_use_up_nothing() -> None:
+    sim = Simulation(SMALL, pool_blocks=64)
+    for number in range(3 * SMALL.max_rows):
+        arrives_us = sim.clock.now_us() + 1000
+        sim.abort(sim.submit(prompt(number, 10), 20, at_us=arrives_us), arrives_us + 1200)  # the decision is there
+        sim.run_until_idle()
+    assert sim.loop.step == 0
+    check_gold(SMALL, _completed(sim, sim.submit(prompt(1, 10), 20)))
+
+
+def _completed(sim: Simulation, watched: Watched) -> Watched:
+    sim.run_until_idle()
+    return watched
+
+
 def test_one_request_runs_to_its_length() -> None:
     sim = Simulation(SMALL, pool_blocks=64)
     watched = sim.submit(prompt(1, 10), 20)
