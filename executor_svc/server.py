@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from executor_svc import wire
@@ -19,6 +19,7 @@ from executor_svc.engine import EngineStatus
 from executor_svc.limits import Limits
 from executor_svc.request import Answer, Finish, FinishReason, Submission
 from executor_svc.streaming import Bells, Cursor
+from executor_svc.traced_model import RequestSpans
 from jitney.errors import Aborted, Away, Expired, JitneyError, Missing, TooLarge
 from jitney.executor.v1 import executor_pb2 as pb
 from jitney.executor.v1 import executor_pb2_grpc
@@ -73,6 +74,7 @@ class Parts:
     door: Door
     advice: Advice
     info: pb.GetModelInfoResponse
+    spans: RequestSpans = field(default_factory=dict)  # of requests that no step has run yet, while traced
 
 
 class ExecutorService(executor_pb2_grpc.ExecutorServicer):
@@ -173,10 +175,13 @@ class ExecutorService(executor_pb2_grpc.ExecutorServicer):
         with tracing.span("request", endpoint=request.endpoint, tenant=request.tenant) as span:
             entry, answer = await self._let_in(request, _time_left_us(context), lambda: self._bells.ring(bell))
             span.set(request_id=entry.started.request_id, prompt_tokens=entry.started.prompt_tokens)
+            if answer is not None and tracing.enabled():
+                self._parts.spans[answer.request_id] = span
             try:
                 yield _Opened(entry, answer, bell)
             finally:
                 if answer is not None:
+                    self._parts.spans.pop(answer.request_id, None)
                     if answer.finish is None:
                         self._parts.engine.abort_request(answer.request_id)
                     span.set(generated_tokens=len(answer.token_ids), **_of_finish(answer.finish))

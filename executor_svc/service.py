@@ -32,10 +32,11 @@ from executor_svc.scheduler_client import SchedulerClient
 from executor_svc.server import ExecutorService, Parts
 from executor_svc.situation import Identity, Policy
 from executor_svc.tokenizer import Tokenizer, load_tokenizer
+from executor_svc.traced_model import RequestSpans, TracedModel
 from jitney.errors import Conflict, InvalidRequest
 from jitney.executor.v1 import executor_pb2_grpc
 from jitney.models import default_model_path
-from jitney.serving import logs
+from jitney.serving import logs, tracing
 from jitney.serving.config import cache_dir as default_cache_dir
 from jitney.serving.server import ServiceServer, build_server, serve_until_signal
 from jitney.snapshot import Blocks, Snapshot
@@ -62,6 +63,7 @@ class Executor:
         self._service = ExecutorService(config.limits(), config.cached_price_ppm)
         self._closing = contextlib.AsyncExitStack()  # what to end, last begun first
         self._engine: Engine | None = None
+        self._spans: RequestSpans = {}
         self._incarnation = time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1000
         executor_pb2_grpc.add_ExecutorServicer_to_server(self._service, server.grpc)
         server.offer(SERVICE_NAME)
@@ -76,7 +78,9 @@ class Executor:
         advice = SchedulerAdvice(self._config.schedulers, lambda: self._situation(engine), self._config.scheduler_ca)
         self._closing.push_async_callback(advice.close)
         limits = self._config.limits()
-        parts = Parts(engine, Door(tokenizer, info, limits), advice, wire.model_info(info, tokenizer, limits))
+        parts = Parts(
+            engine, Door(tokenizer, info, limits), advice, wire.model_info(info, tokenizer, limits), self._spans
+        )
         scheduler.start()
         self._closing.push_async_callback(scheduler.close)
         engine.start()
@@ -117,7 +121,8 @@ class Executor:
             rotate=config.rotate_schedulers,
             tls_ca=config.scheduler_ca,
         )
-        runner = ModelRunner(model, clock)
+        traced = TracedModel(model, config.name, self._incarnation, self._spans, lambda: loop.registry.running)
+        runner = ModelRunner(traced if tracing.enabled() else model, clock)
         self._closing.push_async_callback(asyncio.to_thread, runner.close)
         hasher = HashWorker(clock, info.block_tokens)
         self._closing.push_async_callback(asyncio.to_thread, hasher.close)
