@@ -1,32 +1,27 @@
-"""The build that decides: two builds with the same id decide alike, and replay refuses any other."""
+"""The build that decides: two builds with the same id decide alike, and replay refuses any other.
+
+Read off the sources once, when this module is loaded; a constant from then on.
+"""
 
 from __future__ import annotations
 
-import functools
 import hashlib
 from importlib import metadata
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 
-import jitney.columns
-import jitney.decision
-import jitney.scheduler_codec
-import jitney.snapshot
-import jitney.snapshot_checks
+import jitney
 
-_SHARED = (jitney.columns, jitney.decision, jitney.scheduler_codec, jitney.snapshot, jitney.snapshot_checks)
+_SHARED = ("columns.py", "decision.py", "scheduler_codec.py", "snapshot.py", "snapshot_checks.py")
 
 
-@functools.cache
-def build_id() -> str:
-    """Version of the package, and 12 hex digits over every source that a decision passes through and numpy's version.
-
-    Reads the sources once.
-    """
-    here = Path(__file__).parent
-    sources = {source.relative_to(here).as_posix(): source for source in here.rglob("*.py")}
-    sources |= {module.__name__: Path(str(module.__file__)) for module in _SHARED}
+def _build_id() -> str:
+    """Version of the package, and 12 hex digits over numpy's version and every source that a decision passes."""
+    here, shared = Path(__file__).parent, Path(str(jitney.__file__)).parent
+    sources = {source.relative_to(here.parent).as_posix(): source for source in here.rglob("*.py")}
+    sources |= {f"jitney/{name}": shared / name for name in _SHARED}
     digest = hashlib.sha256(np.__version__.encode())
     for name in sorted(sources):
         digest.update(name.encode())
@@ -36,3 +31,6 @@ def build_id() -> str:
     except metadata.PackageNotFoundError:
         version = "source"
     return f"{version}+{digest.hexdigest()[:12]}"
+
+
+BUILD: Final = _build_id()

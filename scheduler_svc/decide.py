@@ -26,6 +26,7 @@ from jitney.snapshot import MAX_CANDIDATES, HorizonKind, Snapshot
 from scheduler_svc.accepts import accept
 from scheduler_svc.admission import Boarding, board, hopeless, refusals
 from scheduler_svc.budget import Budget, Reserve, reserve_for
+from scheduler_svc.build import BUILD
 from scheduler_svc.candidates import next_candidates
 from scheduler_svc.chunking import deal, top_up
 from scheduler_svc.policies import choose
@@ -50,7 +51,7 @@ class Plan:
 def decide(snapshot: Snapshot) -> Decision:
     """What the executor is to do in `snapshot.step`. InvalidRequest for a policy or setting that is not built.
 
-    `snapshot` is one that `jitney.snapshot_checks.check` lets pass. `build` is left for the server to fill.
+    `snapshot` is one that `jitney.snapshot_checks.check` lets pass.
     """
     return plan(snapshot).decision
 
@@ -93,6 +94,7 @@ def plan(snapshot: Snapshot) -> Plan:
         step=snapshot.step,
         attempt=snapshot.attempt,
         snapshot_digest=snapshot.digest,
+        build=BUILD,
         run=RunColumns(id=rows.id[runs], tokens=tokens[runs].astype(np.int32)),
         admit=boarding.columns(snapshot),
         preempt=_preempt_columns(rows, relief),

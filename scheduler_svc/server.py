@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Callable
-from dataclasses import replace
 from typing import Any, Final
 
 import grpc
@@ -21,7 +20,7 @@ from jitney.serving import logs, tracing
 from jitney.serving.server import ServiceServer, build_server
 from jitney.snapshot import CONTRACT_VERSION, Snapshot
 from jitney.snapshot_checks import check
-from scheduler_svc.build import build_id
+from scheduler_svc.build import BUILD
 from scheduler_svc.config import SERVICE, SchedulerConfig
 from scheduler_svc.decide import decide
 from scheduler_svc.explain import explain
@@ -38,7 +37,7 @@ def scheduler_server(config: SchedulerConfig) -> ServiceServer:
     server = build_server(config, SERVICE)
     server.grpc.add_generic_rpc_handlers((handlers(),))
     server.offer(SERVICE_NAME)
-    logs.get("server").info("build", build=build_id(), contract_version=CONTRACT_VERSION)
+    logs.get("server").info("build", build=BUILD, contract_version=CONTRACT_VERSION)
     return server
 
 
@@ -63,7 +62,7 @@ def answer(data: bytes) -> bytes:
     started_ns = time.perf_counter_ns()
     snapshot = _read(data)
     with tracing.step("decide", snapshot.executor, snapshot.incarnation, snapshot.step) as span:
-        decided = encode_decision(replace(decide(snapshot), build=build_id()))
+        decided = encode_decision(decide(snapshot))
         span.set(running=snapshot.running.rows, waiting=snapshot.waiting.rows)
     took_us = (time.perf_counter_ns() - started_ns) // 1000
     if took_us > SLOW_US:
@@ -114,7 +113,7 @@ async def _list_policies(
     _: pb.ListPoliciesRequest, __: grpc.aio.ServicerContext[pb.ListPoliciesRequest, pb.ListPoliciesResponse]
 ) -> pb.ListPoliciesResponse:
     return pb.ListPoliciesResponse(
-        build=build_id(),
+        build=BUILD,
         contract_version=CONTRACT_VERSION,
         policies=[
             pb.PolicyInfo(

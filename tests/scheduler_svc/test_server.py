@@ -19,7 +19,7 @@ from jitney.scheduler_codec import decode_decision, digest_of, encode_decision, 
 from jitney.serving.channels import channel
 from jitney.serving.status import from_rpc_error
 from jitney.snapshot import Blocks, PolicyChoice, Settings, Snapshot
-from scheduler_svc.build import build_id
+from scheduler_svc.build import BUILD
 from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.decide import decide
 from scheduler_svc.server import answer, scheduler_server
@@ -59,9 +59,9 @@ def test_a_decision_for_each_snapshot_in_order() -> None:
             snapshot = replace(random_snapshot(random.Random(seed), 5, 9), step=seed)
             await call.write(message(snapshot))
             got = await call.read()
-            assert (got.step, got.build) == (seed, build_id())
+            assert (got.step, got.build) == (seed, BUILD)
             data = encode_snapshot(snapshot)
-            expected = replace(decide(replace(snapshot, digest=digest_of(data))), build=build_id())
+            expected = decide(replace(snapshot, digest=digest_of(data)))
             assert got.SerializeToString(deterministic=True) == encode_decision(expected)
         await call.done_writing()
         assert await call.read() is grpc.aio.EOF
@@ -121,7 +121,7 @@ def test_explain_and_list_policies() -> None:
         assert (told.state, told.reason) == ("waiting", pb.WAIT_REASON_ROWS)
         assert told.sentence == "needs a row, all 1 are taken"
         listed = await stub.ListPolicies(pb.ListPoliciesRequest())
-        assert listed.contract_version == 1 and listed.build == build_id()
+        assert listed.contract_version == 1 and listed.build == BUILD
         assert [policy.name for policy in listed.policies] == ["fcfs"]
         assert list(listed.policies[0].waiting_columns) == ["arrival_us", "new_tokens", "preemptions", "tokens"]
 
