@@ -151,6 +151,17 @@ def test_a_seal_behind_a_private_block_pins_the_sealed_one() -> None:
     assert rig.release(2).counts == Counts(1, 2, 0, 1, 4)
 
 
+def test_a_seal_behind_cached_blocks_takes_them_out_of_the_order() -> None:
+    rig, wanted = Rig(5), prompt(1, 2, 3)
+    reserved = rig.apply(reserves=[Reserve(A, [], 2), Reserve(B, [], 3)])
+    one, two = reserved.reserves[0].blocks, reserved.reserves[1].blocks
+    rig.apply(seals=[prompt(1, 2).seal(1, one), prompt(1, 2).seal(2, two[:2])])
+    assert rig.release(1).counts == Counts(0, 2, 0, 0, 5)
+    assert rig.apply(seals=[wanted.seal(2, two[2:], 2)]).counts == Counts(0, 0, 0, 0, 5)
+    assert rig.apply(grant=1).granted == []
+    assert rig.release(2).counts == Counts(2, 3, 0, 0, 5)
+
+
 def test_a_block_whose_parent_is_gone_is_found_again_when_the_parent_is() -> None:
     rig, wanted = Rig(4), prompt(1, 2)
     reserved = rig.apply(reserves=[Reserve(A, [], 1), Reserve(B, [], 2)])
