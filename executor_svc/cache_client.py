@@ -17,6 +17,7 @@ import contextlib
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -62,9 +63,18 @@ class CachePool:
 class CacheClient:
     """CachePort. Set `state` before the loop's thread starts; `open` and `close` run on the asyncio loop."""
 
-    def __init__(self, target: str, pool: CachePool, clock: Clock, state: CacheState | None = None) -> None:
+    def __init__(
+        self,
+        target: str,
+        pool: CachePool,
+        clock: Clock,
+        state: CacheState | None = None,
+        *,
+        tls_ca: Path | None = None,
+    ) -> None:
         self.state = state
         self._target = target
+        self._tls_ca = tls_ca
         self._pool = pool
         self._clock = clock
         self._log = logs.get("cache_client")
@@ -131,7 +141,7 @@ class CacheClient:
         incarnation has it, InvalidRequest for an impossible pool."""
         self._loop = asyncio.get_running_loop()
         self._wake, self._asked, self._up = asyncio.Event(), asyncio.Event(), asyncio.Event()
-        self._channel: grpc.aio.Channel = channel(self._target)
+        self._channel: grpc.aio.Channel = channel(self._target, tls_ca=self._tls_ca)
         self._stub: Any = cache_pb2_grpc.CacheStub(self._channel)
         try:
             async with asyncio.timeout(timeout_s):
@@ -299,7 +309,7 @@ class CacheClient:
     async def _renew_channel(self) -> None:
         """A channel that has failed would wait before it tries again."""
         await self._channel.close()
-        self._channel = channel(self._target)
+        self._channel = channel(self._target, tls_ca=self._tls_ca)
         self._stub = cache_pb2_grpc.CacheStub(self._channel)
 
     def _set_connected(self, connected: bool) -> None:
