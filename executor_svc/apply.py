@@ -46,6 +46,12 @@ class Boarding:
     request: LiveRequest
     boardings: int
 
+    @property
+    def current(self) -> bool:
+        """Whether the answer still concerns the request: it has not left, ended or boarded again since."""
+        expected = self.request.state in (State.BOARDING, State.STANDBY)
+        return expected and self.request.boardings == self.boardings
+
 
 @dataclass(slots=True)
 class Sent:
@@ -105,6 +111,7 @@ class Apply:
         in_flight_step: int,
         victims: Sequence[LiveRequest],
         admitted: Sequence[LiveRequest],
+        substitutes: Sequence[LiveRequest],
         ran: Iterable[LiveRequest],
         now_us: int,
     ) -> Batch | None:
@@ -122,7 +129,11 @@ class Apply:
             self._registry.forget(request)
         self._left.clear()
         sent = Sent()
-        acquires, reserves = self._board(admitted, sent, now_us)
+        for request in admitted:
+            self._registry.board(request)
+        for request in substitutes:
+            request.state = State.STANDBY
+        acquires, reserves = self._board([*admitted, *substitutes], sent, now_us)
         needed = self._needed_blocks()
         returns = self._excess(needed)
         grant = max(0, needed - len(self._blocks.granted))
@@ -151,14 +162,14 @@ class Apply:
         self.counts = answer.counts
         for boarding, acquired, reserved in zip(sent.boarding, answer.acquires, answer.reserves, strict=True):
             request = boarding.request
-            if request.state is not State.BOARDING or request.boardings != boarding.boardings:
+            if not boarding.current:
                 continue
             if acquired.code is not ResultCode.OK or reserved.code is not ResultCode.OK:
                 request.note(now_us, f"went back to waiting: {reserved.short_by} blocks short")
-                self._blocks.close_row(request)
-                self._registry.back_to_waiting(request)
+                self._give_up(request)
                 continue
-            request.state = State.RUNNING
+            if request.state is State.BOARDING:
+                request.state = State.RUNNING
             self._blocks.extend(request, [*acquired.blocks, *[UNKNOWN_BLOCK] * acquired.joined, *reserved.blocks])
             request.sealed = len(acquired.blocks)
             slot = request.slot
@@ -169,17 +180,30 @@ class Apply:
         self._blocks.granted += answer.granted
         for event in answer.joins:
             joiner = self._registry.by_id.get(event.request)
-            if joiner is None or joiner.state is not State.RUNNING:
+            if joiner is None or joiner.state not in (State.RUNNING, State.STANDBY):
                 continue
             self._blocks.fill(joiner, event.blocks)
             joiner.sealed += len(event.blocks)
             if event.withdrawn:
                 joiner.note(now_us, "the prefix that it waited for was given up")
-                self._let_go(joiner)
-                self._registry.back_to_waiting(joiner)
+                self._releases.append(Release(joiner.id))
+                self._give_up(joiner)
             elif not joiner.joined:
                 self._registry.waits_for[joiner.slot] = 0
                 self._start_at_hit(joiner, now_us)
+
+    def _give_up(self, request: LiveRequest) -> None:
+        """A request that boarded, stood by or joined goes back to waiting with nothing in hand."""
+        self._blocks.close_row(request)
+        if request.state is State.STANDBY:
+            self._registry.dismiss(request)
+        else:
+            self._registry.back_to_waiting(request)
+
+    def dismiss(self, request: LiveRequest) -> None:
+        """A substitute was not needed: the next batch releases what it had reserved."""
+        self._releases.append(Release(request.id))
+        self._give_up(request)
 
     def blocks_short(self) -> int:
         """Blocks that running rows will need and that are neither granted nor to be had."""
@@ -189,19 +213,18 @@ class Apply:
         """The cache was restarted and has our declaration: what was on the way is void."""
         for sent in self._sent:
             for boarding in sent.boarding:
-                request = boarding.request
-                if request.state is State.BOARDING and request.boardings == boarding.boardings:
-                    request.note(now_us, "went back to waiting: the cache was restarted")
-                    self._blocks.close_row(request)
-                    self._registry.back_to_waiting(request)
+                if boarding.current:
+                    boarding.request.note(now_us, "went back to waiting: the cache was restarted")
+                    self._give_up(boarding.request)
         self._sent.clear()
         self.counts = counts
 
     def declare(self) -> list[DeclaredBlock]:
-        """Every device block that is not free, for a restarted cache. Joiners go back to waiting first."""
+        """Every device block that is not free, for a restarted cache. Joiners and substitutes go back to waiting."""
         for request in [r for r in self._registry.running if r.joined]:
-            self._blocks.close_row(request)
-            self._registry.back_to_waiting(request)
+            self._give_up(request)
+        for request in [r for r in self._registry.by_id.values() if r.state is State.STANDBY]:
+            self._give_up(request)
         self._releases.clear()
         self._returns.clear()
         self._untold.clear()
@@ -269,13 +292,12 @@ class Apply:
         ]
 
     def _board(self, admitted: Sequence[LiveRequest], sent: Sent, now_us: int) -> tuple[list[Acquire], list[Reserve]]:
-        """Acquire and Reserve of each admitted request."""
+        """Acquire and Reserve of each request that gets a row or stands by for one."""
         size = self._blocks.block_tokens
         acquires: list[Acquire] = []
         reserves: list[Reserve] = []
         for request in admitted:
             keys = request.hash_to(request.length, size)
-            self._registry.board(request)
             self._blocks.open_row(request)
             request.boardings += 1
             request.boarded_tokens = request.length

@@ -21,7 +21,7 @@ class DeviceBlocks:
     def __init__(self, pool_blocks: int, max_rows: int, blocks_of_longest: int, block_tokens: int) -> None:
         self.block_tokens = block_tokens
         self.pool_blocks = pool_blocks
-        self.table: I32 = np.zeros((2 * max_rows + 2, blocks_of_longest), np.int32)
+        self.table: I32 = np.zeros((3 * max_rows + 2, blocks_of_longest), np.int32)
         self.holders: I32 = np.zeros(pool_blocks, np.int32)
         self.granted: list[Block] = []
         self._free_rows = list(range(len(self.table) - 1, -1, -1))

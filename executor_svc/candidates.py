@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from executor_svc.live_request import LiveRequest, State
+from executor_svc.live_request import LiveRequest
 from executor_svc.ports import CachePort, Hasher
 from executor_svc.registry import Registry
 from jitney.block_ops import Chain, ChainHits
@@ -38,7 +38,7 @@ class Candidates:
         self._order = order.tolist()
 
     def _current(self) -> list[LiveRequest]:
-        named = [r for i in self._order if (r := self._registry.by_id.get(i)) and r.state is State.WAITING]
+        named = [r for i in self._order if (r := self._registry.by_id.get(i)) and r.waits]
         seen = {r.id for r in named}
         newest = [r for r in self._registry.newest_waiting(_NEWEST) if r.id not in seen]
         return [*named[: MAX_CANDIDATES - len(newest)], *newest]
@@ -68,7 +68,7 @@ class Candidates:
         self._asked = False
         for chain, hits in found:
             request = self._registry.by_id.get(chain.request)
-            if request and request.state is State.WAITING:
+            if request and request.waits:
                 self._hits[request.id] = (hits, step)
                 request.known_hits = hits.device_blocks
         return bool(found)
@@ -89,4 +89,4 @@ class Candidates:
 
     def _waits(self, request_id: int) -> bool:
         request = self._registry.by_id.get(request_id)
-        return request is not None and request.state is State.WAITING
+        return request is not None and request.waits

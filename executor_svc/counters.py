@@ -39,6 +39,7 @@ class Counters:
     decisions: int = 0
     coasted_steps: int = 0
     preemptions: int = 0
+    substituted: int = 0  # rows that a substitute took over at the boundary
     cache_reopenings: int = 0
     stalled_rows: int = 0  # row-steps that sat out for want of a block
     computed_tokens: int = 0  # every token that a step computed

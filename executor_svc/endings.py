@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from executor_svc.apply import Apply
 from executor_svc.counters import Counters
-from executor_svc.live_request import LiveRequest
+from executor_svc.live_request import LiveRequest, State
 from executor_svc.registry import Registry
 from executor_svc.request import Finish, FinishReason
 from executor_svc.situation import Situation
-from jitney.snapshot import Outcome
+from jitney.snapshot import Batching, Outcome, Settings
 
 
 class Endings:
     """Ends live requests. One whose last launched step is not over keeps its blocks until it is."""
 
-    def __init__(self, registry: Registry, apply: Apply, situation: Situation, counters: Counters) -> None:
+    def __init__(
+        self, settings: Settings, registry: Registry, apply: Apply, situation: Situation, counters: Counters
+    ) -> None:
+        self._pads = settings.batching is Batching.STATIC_PADDED
+        self.padding: list[LiveRequest] = []  # ended, computed on as padding: static batching only
         self._registry = registry
         self._apply = apply
         self._situation = situation
@@ -34,10 +38,13 @@ class Endings:
     ) -> None:
         """Ends it now; nothing more is appended to its answer. `step_in_flight` 0: no step is."""
         outcome = Outcome(int(reason))
+        pads = self._pads and request.state is State.RUNNING and not request.joined
         self._situation.ended(request, outcome)
         self._counters.outcomes[outcome] += 1
         self._registry.end(request)
-        if step_in_flight and request.last_launched_step == step_in_flight:
+        if pads:
+            self.padding.append(request)
+        elif step_in_flight and request.last_launched_step == step_in_flight:
             self._in_flight.append(request)
         else:
             self._apply.leave(request)
@@ -64,6 +71,15 @@ class Endings:
         )
         if request.on_change is not None:
             request.on_change()
+
+    def keep_padding(self, named: set[int], step_in_flight: int) -> None:
+        """Static batching: ended rows that the decision does not name are padding no longer."""
+        for request in [r for r in self.padding if r.id not in named]:
+            self.padding.remove(request)
+            if step_in_flight and request.last_launched_step == step_in_flight:
+                self._in_flight.append(request)
+            else:
+                self._apply.leave(request)
 
     def step_over(self) -> None:
         """The step in flight has ended: those that ended meanwhile leave."""

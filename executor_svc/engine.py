@@ -206,7 +206,7 @@ class Engine:
             history=history,
             policy=loop.policy.choice,
             not_ready=self.not_ready,
-            scheduler_build=loop.last_decision.build,
+            scheduler_build=loop.course.decision.build,
             cache_reopenings=loop.counters.cache_reopenings,
             decide_us_p50=times[len(times) // 2] if times else 0,
             decide_us_p99=times[len(times) * 99 // 100] if times else 0,

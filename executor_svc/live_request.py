@@ -22,13 +22,16 @@ UNKNOWN_BLOCK = Block(0)
 class State(IntEnum):
     """WAITING -> BOARDING (its Acquire and Reserve are on the way) -> RUNNING -> ENDED.
 
-    BOARDING and RUNNING go back to WAITING when the room was short or the request is preempted.
+    BOARDING and RUNNING go back to WAITING when the room was short or the request is preempted. A substitute that a
+    decision named is STANDBY: it waits, at its place, with its blocks reserved; it goes on to RUNNING when a row ends
+    within the horizon, else back to WAITING.
     """
 
     WAITING = 0
     BOARDING = 1
     RUNNING = 2
     ENDED = 3
+    STANDBY = 4
 
 
 class LiveRequest:
@@ -101,6 +104,11 @@ class LiveRequest:
         self.steps = 0
         self.streamed = len(resumed)  # generated tokens that were turned into text
         self.events: list[tuple[int, str]] = []  # (now_us, what happened), for explain
+
+    @property
+    def waits(self) -> bool:
+        """Whether it stands in the waiting order."""
+        return self.state is State.WAITING or self.state is State.STANDBY
 
     @property
     def prompt_tokens(self) -> int:

@@ -19,6 +19,7 @@ from executor_svc.apply import Apply
 from executor_svc.blocks import DeviceBlocks
 from executor_svc.candidates import Candidates
 from executor_svc.counters import Counters, StepRecord
+from executor_svc.course import Boarding, Course
 from executor_svc.endings import Endings
 from executor_svc.intake import Intake
 from executor_svc.live_request import LiveRequest, State
@@ -70,6 +71,7 @@ class Loop:
         longest = -(-settings.context_tokens // settings.block_tokens)
         self.blocks = DeviceBlocks(loop_settings.pool_blocks, settings.max_rows, longest, settings.block_tokens)
         self.apply = Apply(self.registry, self.blocks)
+        self.course = Course(settings, self.registry, self.apply, self.counters)
         self.candidates = Candidates(self.registry, cache, hasher, settings.block_tokens)
         self.situation = Situation(
             identity,
@@ -78,25 +80,23 @@ class Loop:
             self.registry,
             self.blocks,
             self.apply,
+            self.course,
             self.candidates,
             rates,
             self.counters,
         )
-        self.endings = Endings(self.registry, self.apply, self.situation, self.counters)
+        self.endings = Endings(settings, self.registry, self.apply, self.situation, self.counters)
+        self.situation.padding = self.endings.padding
         self.intake = Intake(clock, self.registry, self.endings)
         self.steps = Steps(self.registry, self.endings, self.counters)
         self.watchdog = Watchdog()
         self.step = 0  # the last launched one
         self.last_snapshot: Snapshot | None = None
-        self.last_decision = Decision()
         self.waiting_reasons: tuple[tuple[WaitReason, int], ...] = ()
         self._flight: InFlight | None = None
-        self._decision: Decision | None = None  # for the next boundary, batch sent
-        self._admitted: list[tuple[LiveRequest, int]] = []  # of that decision, with their first chunks
         self._ran: Sequence[LiveRequest] = ()  # rows of the completed step whose seals are not told
         self._got: Sequence[LiveRequest] = ()  # rows whose new token is not streamed
         self._asked_us = 0  # when the outstanding snapshot was sent; 0: none is
-        self._coasting = False
         self._changed = True  # something that a decision depends on has changed since the last snapshot
 
     def tick(self) -> None:
@@ -107,9 +107,11 @@ class Loop:
         now_us = self.clock.now_us()
         self.steps.stream(self._got, now_us, self._in_flight_step)
         self._got = ()
-        self._changed |= self.intake.take(now_us, self._in_flight_step)
-        if self._flight is None and not self.registry.running and self.cache.unanswered < MAX_UNANSWERED:
-            self._tell_cache([], [], now_us)  # nothing runs: what ended leaves without a decision
+        if self.intake.take(now_us, self._in_flight_step):
+            self._changed = True
+            self.course.end_horizon()
+        if self._flight is None and not self.registry.running:
+            self._tell_cache(Boarding(), now_us)  # nothing runs: what ended leaves without a decision
         self._ask()
         self.watchdog.ticked(now_us, self)
         self.clock.wait(self._wake_us(now_us))
@@ -124,7 +126,8 @@ class Loop:
         if self._flight is not None and (result := self.model.poll()) is not None:
             flight, self._flight = self._flight, None
             self._got = self.steps.taken(flight, result, now_us)
-            self.steps.end_finished(self._got, now_us)
+            if self.steps.end_finished(self._got, now_us):
+                self.course.end_horizon()
             self.endings.step_over()
             self.blocks.boundary()
             self._ran = flight.rows
@@ -141,7 +144,7 @@ class Loop:
                 self.apply.answered(event, now_us)
             self._changed = True
         self._changed |= self.candidates.take_hits(self.step)
-        if self._decision is None and (decision := self.scheduler.poll()) is not None:
+        if not self.course.fresh and (decision := self.scheduler.poll()) is not None:
             self._heed(decision, now_us)
 
     def _heed(self, decision: Decision, now_us: int) -> None:
@@ -150,9 +153,7 @@ class Loop:
         if self._asked_us:
             self.counters.decide_us.append(now_us - self._asked_us)
         self._asked_us = 0
-        self._coasting = False
         self.situation.answered()
-        self._decision = self.last_decision = decision
         self.waiting_reasons = decision.waiting_reasons
         self.policy.memory = decision.memory
         self.candidates.follow(decision.next_candidates)
@@ -164,60 +165,48 @@ class Loop:
             if request is not None and request.state is State.WAITING:
                 message = f"{refusal.reason.name.lower()}: limit {refusal.limit}, value {refusal.value}"
                 self.endings.end(request, FinishReason.REFUSED, now_us, 0, message=message)
-        if self.cache.unanswered >= MAX_UNANSWERED:  # the cache is away: nobody boards and nobody is sent off
-            return
-        victims = []
-        for victim_id, for_id in zip(decision.preempt.id.tolist(), decision.preempt.for_id.tolist(), strict=True):
-            request = self.registry.by_id.get(victim_id)
-            if request is not None and request.state is State.RUNNING:
-                victims.append(request)
-                request.note(now_us, f"preempted for request {for_id}" if for_id else "preempted: no block was left")
-        self.counters.preemptions += len(victims)
-        room = self.settings.max_rows - len(self.registry.running) + len(victims)
-        for request_id, tokens in zip(decision.admit.id.tolist(), decision.admit.tokens.tolist(), strict=True):
-            request = self.registry.by_id.get(request_id)
-            if request is not None and request.state is State.WAITING and len(self._admitted) < room:
-                self._admitted.append((request, tokens))
-        self._tell_cache(victims, [request for request, _ in self._admitted], now_us)
+        cache_open = self.cache.unanswered < MAX_UNANSWERED
+        boarding = self.course.heed(decision, now_us, cache_open=cache_open)
+        self.endings.keep_padding({int(i) for i in decision.padding_rows}, self._in_flight_step)
+        if cache_open:
+            self._tell_cache(boarding, now_us)
 
-    def _tell_cache(self, victims: Sequence[LiveRequest], admitted: Sequence[LiveRequest], now_us: int) -> None:
+    def _tell_cache(self, boarding: Boarding, now_us: int) -> None:
+        if self.cache.unanswered >= MAX_UNANSWERED:
+            return
         if self._flight is None:
             self.blocks.boundary()  # table rows that were given back since are read by no step
-        batch = self.apply.compose(self.step, self._in_flight_step, victims, admitted, self._ran, now_us)
+        batch = self.apply.compose(
+            self.step,
+            self._in_flight_step,
+            boarding.victims,
+            boarding.admitted,
+            boarding.substitutes,
+            self._ran,
+            now_us,
+        )
         self._ran = ()
         if batch is not None:
             self.cache.send(batch)
 
     def _may_launch(self) -> bool:
-        """Whether the next boundary can be passed: its decision is there, or it is time to coast."""
-        if self._decision is not None:
+        """Whether the next boundary can be passed: a decision holds for it, or it is time to coast."""
+        if self.course.fresh:
             # A decision that only boards waits for the blocks; one that runs others does not.
-            alone = not any(self._live_run(self._decision))
-            return not (alone and self.apply.boarding and self.cache.connected)
+            return bool(self.course.named()) or not (self.apply.boarding and self.cache.connected)
         if not self.registry.running:
             return False
         now_us = self.clock.now_us()
         late = self._asked_us > 0 and now_us - self._asked_us >= self.loop_settings.coast_after_us
-        return self._coasting or late
-
-    def _live_run(self, decision: Decision) -> list[tuple[LiveRequest, int]]:
-        rows = []
-        for request_id, tokens in zip(decision.run.id.tolist(), decision.run.tokens.tolist(), strict=True):
-            request = self.registry.by_id.get(request_id)
-            if request is not None and request.state is State.RUNNING:
-                rows.append((request, tokens))
-        return rows
+        return self.course.holds or self.course.coasting or late
 
     def _launch(self) -> None:
         """Builds the plan of the next step out of the decision, or coasts, and launches it."""
         now_us = self.clock.now_us()
-        decided_us = self.counters.decide_us[-1] if self._decision is not None and self.counters.decide_us else 0
-        if self._decision is not None:
-            chosen = self._live_run(self._decision)
-            chosen += [(r, max(1, n)) for r, n in self._admitted if r.state is State.RUNNING]
-        else:
-            chosen = self._coast(now_us)
-        self._decision, self._admitted = None, []
+        decided_us = self.counters.decide_us[-1] if self.course.fresh and self.counters.decide_us else 0
+        chosen, victims = self.course.rows(now_us)
+        if self.course.coasting:
+            self._tell_cache(Boarding(victims), now_us)
         rows: list[LiveRequest] = []
         tokens: list[int] = []
         for request, wanted in chosen:
@@ -230,53 +219,28 @@ class Loop:
                 tokens.append(count)
             elif not request.joined:
                 self.counters.stalled_rows += 1
+                self.course.end_horizon()
         if not rows:
+            self.course.steps_left = 0
             return
         self.step += 1
-        plan = build_plan(self.step, self.registry, self.blocks, rows, tokens)
+        plan = build_plan(self.step, self.registry, self.blocks, rows, tokens, self.endings.padding)
         self.counters.computed_tokens += plan.tokens
         self.steps.launched(plan, rows, tokens, now_us)
         self._flight = InFlight(plan, rows, tokens, [r.boardings for r in rows], now_us, decided_us)
         self.model.launch(plan)
         self._changed = True
-
-    def _coast(self, now_us: int) -> list[tuple[LiveRequest, int]]:
-        """Without a decision running rows go on; where blocks run out, the last decision's victims make room."""
-        self._coasting = True
-        self.counters.coasted_steps += 1
-        running = [r for r in self.registry.running if r.state is State.RUNNING]
-        victims: list[LiveRequest] = []
-        open_to_cache = self.cache.unanswered < MAX_UNANSWERED
-        short = self.apply.blocks_short() if open_to_cache else 0
-        for victim_id in self.last_decision.coast_victims.tolist():
-            if short <= 0 or len(victims) + 1 >= len(running):
-                break
-            request = self.registry.by_id.get(victim_id)
-            if request is not None and request.state is State.RUNNING:
-                short -= len(request.blocks)
-                victims.append(request)
-                request.note(now_us, "preempted while coasting: no block was left")
-        self.counters.preemptions += len(victims)
-        if open_to_cache:
-            self._tell_cache(victims, [], now_us)
-        cap = self.last_decision.chunk_cap_tokens or self.settings.chunk_cap_tokens
-        left = self.settings.max_step_tokens
-        chosen = []
-        for request in running:
-            if request.state is State.RUNNING and left > 0:
-                tokens = min(cap, left, request.length - int(self.registry.computed_tokens[request.slot]))
-                left -= tokens
-                chosen.append((request, tokens))
-        return chosen
+        if self.course.steps_left > 0:
+            self._tell_cache(Boarding(), now_us)  # no decision will: the next boundary is this one's too
 
     def _ask(self) -> None:
         """Shows the situation, once for each boundary, and again when nobody has answered for long."""
         now_us = self.clock.now_us()
-        if self._decision is not None:
+        if self.course.fresh or (self.course.steps_left > 0 and self.registry.running):
             return
         if self._asked_us and now_us - self._asked_us < self.loop_settings.ask_again_after_us:
             return
-        due = 0 < self.last_decision.wake_at_us <= now_us
+        due = 0 < self.course.decision.wake_at_us <= now_us
         if not (self._changed or due or self._asked_us):
             return
         if not (self.registry.running or self.registry.num_waiting):
@@ -294,8 +258,8 @@ class Loop:
             times.append(self._asked_us + self.loop_settings.ask_again_after_us)
             if self._flight is None and self.registry.running:
                 times.append(self._asked_us + self.loop_settings.coast_after_us)
-        if self.last_decision.wake_at_us > now_us:
-            times.append(self.last_decision.wake_at_us)
+        if self.course.decision.wake_at_us > now_us:
+            times.append(self.course.decision.wake_at_us)
         if deadline := self.registry.next_deadline_us():
             times.append(deadline)
         return min(times)

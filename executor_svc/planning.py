@@ -29,9 +29,20 @@ def fit(registry: Registry, blocks: DeviceBlocks, request: LiveRequest, tokens: 
 
 
 def build_plan(
-    step: int, registry: Registry, blocks: DeviceBlocks, rows: Sequence[LiveRequest], tokens: Sequence[int]
+    step: int,
+    registry: Registry,
+    blocks: DeviceBlocks,
+    rows: Sequence[LiveRequest],
+    tokens: Sequence[int],
+    padding: Sequence[LiveRequest] = (),
 ) -> StepPlan:
-    """The plan of a step in which each row computes its next so many tokens (at least 1, and they fit)."""
+    """The plan of a step in which each row computes its next so many tokens (at least 1, and they fit).
+
+    `padding` are ended rows that compute their last token again, for nothing: it is neither written nor sampled.
+    """
+    running = len(rows)
+    rows = [*rows, *padding]
+    tokens = [*tokens, *[1] * len(padding)]
     count = len(rows)
     slots = np.fromiter((r.slot for r in rows), np.int64, count)
     table_rows = np.fromiter((r.table_row for r in rows), np.int32, count)
@@ -39,6 +50,7 @@ def build_plan(
     lengths = np.fromiter((r.length for r in rows), np.int64, count)
     take = np.asarray(tokens, np.int64)
     start = registry.computed_tokens[slots].astype(np.int64)
+    start[running:] -= 1
     end = start + take
     query_start = np.zeros(count + 1, np.int64)
     np.cumsum(take, out=query_start[1:])
@@ -48,8 +60,8 @@ def build_plan(
     pool_block = blocks.table[table_rows[row_of], block_index].astype(np.int64)
     slot_of = pool_block * blocks.block_tokens + positions % blocks.block_tokens
     # A sealed block is never written: the last token of a wholly cached prompt only queries.
-    slot_of[block_index < sealed[row_of]] = -1
-    sample = np.flatnonzero(end == lengths).astype(np.int32)
+    slot_of[(block_index < sealed[row_of]) | (row_of >= running)] = -1
+    sample = np.flatnonzero(end[:running] == lengths[:running]).astype(np.int32)
     drawn = slots[sample]
     return StepPlan(
         step=step,

@@ -94,33 +94,33 @@ class Registry:
 
     def board(self, request: LiveRequest) -> None:
         """WAITING -> BOARDING: it holds a row from here on."""
-        at = int(np.searchsorted(self._waiting_ids, request.id))
-        self._waiting_ids = np.delete(self._waiting_ids, at)
-        self._waiting_slots = np.delete(self._waiting_slots, at)
-        self._ran.discard(request.id)
-        self.waiting_tokens -= request.length
+        self._leave_waiting(request)
         request.state = State.BOARDING
         self.loading[request.slot] = 1
         self.running.append(request)
+
+    def promote(self, request: LiveRequest) -> None:
+        """STANDBY -> RUNNING: it takes the row of one that ended."""
+        self._leave_waiting(request)
+        request.state = State.RUNNING
+        self.running.append(request)
+
+    def dismiss(self, request: LiveRequest) -> None:
+        """STANDBY -> WAITING: it holds nothing."""
+        request.state = State.WAITING
+        self._reset(request.slot)
 
     def back_to_waiting(self, request: LiveRequest) -> None:
         """BOARDING or RUNNING -> WAITING, at its place; it holds nothing."""
         self.running.remove(request)
         request.state = State.WAITING
-        slot = request.slot
-        self.computed_tokens[slot] = self.in_flight_tokens[slot] = 0
-        self.held_blocks[slot] = self.shared_blocks[slot] = self.lower_blocks[slot] = 0
-        self.waits_for[slot] = self.loading[slot] = 0
+        self._reset(request.slot)
         self._insert_waiting(request)
 
     def end(self, request: LiveRequest) -> None:
         """Takes a request out of its order; its slot lives on until `forget`."""
-        if request.state is State.WAITING:
-            at = int(np.searchsorted(self._waiting_ids, request.id))
-            self._waiting_ids = np.delete(self._waiting_ids, at)
-            self._waiting_slots = np.delete(self._waiting_slots, at)
-            self._ran.discard(request.id)
-            self.waiting_tokens -= request.length
+        if request.waits:
+            self._leave_waiting(request)
         else:
             self.running.remove(request)
         request.state = State.ENDED
@@ -138,6 +138,18 @@ class Registry:
             del self._live_of_tenant[tenant]
         self._free.append(request.slot)
         request.slot = -1
+
+    def _reset(self, slot: int) -> None:
+        self.computed_tokens[slot] = self.in_flight_tokens[slot] = 0
+        self.held_blocks[slot] = self.shared_blocks[slot] = self.lower_blocks[slot] = 0
+        self.waits_for[slot] = self.loading[slot] = 0
+
+    def _leave_waiting(self, request: LiveRequest) -> None:
+        at = int(np.searchsorted(self._waiting_ids, request.id))
+        self._waiting_ids = np.delete(self._waiting_ids, at)
+        self._waiting_slots = np.delete(self._waiting_slots, at)
+        self._ran.discard(request.id)
+        self.waiting_tokens -= request.length
 
     def _insert_waiting(self, request: LiveRequest) -> None:
         at = int(np.searchsorted(self._waiting_ids, request.id))

@@ -10,6 +10,7 @@ from executor_svc.apply import Apply
 from executor_svc.blocks import DeviceBlocks
 from executor_svc.candidates import Candidates
 from executor_svc.counters import Counters, Served
+from executor_svc.course import Course
 from executor_svc.live_request import LiveRequest, State
 from executor_svc.ports import RatesPort
 from executor_svc.registry import Registry
@@ -64,6 +65,7 @@ class Situation:
         registry: Registry,
         blocks: DeviceBlocks,
         apply: Apply,
+        course: Course,
         candidates: Candidates,
         rates: RatesPort,
         counters: Counters,
@@ -74,6 +76,8 @@ class Situation:
         self._registry = registry
         self._blocks = blocks
         self._apply = apply
+        self._course = course
+        self.padding: list[LiveRequest] = []  # ended rows that are computed on as padding
         self._candidates = candidates
         self._rates = rates
         self._counters = counters
@@ -107,7 +111,7 @@ class Situation:
         waiting, own = registry.waiting_tables(self._policy.waiting_columns)
         counts = self._apply.counts
         promised = self._apply.promised_blocks
-        free = max(0, counts.free - promised)
+        free = max(0, counts.free - promised) + self._course.reserved_blocks()
         evictable = max(0, counts.evictable - max(0, promised - counts.free))
         self._told = len(self._ended)
         return Snapshot(
@@ -126,7 +130,7 @@ class Situation:
             ),
             rates=self._rates.current(),
             running=registry.running_table(running),
-            ending=registry.ending_table(ending),
+            ending=registry.ending_table([*ending, *self.padding]),
             waiting=waiting,
             waiting_policy=own,
             candidates=self._candidates.table(),

@@ -74,7 +74,7 @@ class Steps:
         return got
 
     def _append(self, request: LiveRequest, token: int, now_us: int) -> None:
-        if request.state is State.WAITING:
+        if request.waits:
             self._registry.waiting_tokens += 1
         request.append(token)
         slot = request.slot
@@ -85,13 +85,15 @@ class Steps:
             request.first_token_us = now_us
         request.answer.token_ids.append(token)
 
-    def end_finished(self, got: Sequence[LiveRequest], now_us: int) -> None:
-        """Ends the rows whose new token was a stop token, or the last one they may have."""
+    def end_finished(self, got: Sequence[LiveRequest], now_us: int) -> bool:
+        """Ends the rows whose new token was a stop token, or the last one they may have; whether there were any."""
+        ended = False
         for request in got:
             token = int(request.tokens[request.length - 1])
             stopped = token in request.submission.stop_token_ids
             if not stopped and request.generated < request.submission.max_tokens:
                 continue
+            ended = True
             matched = push_text(request, request.length - stopped)
             if matched is not None:
                 self._endings.end(request, FinishReason.STOP, now_us, 0, stop_matched=matched)
@@ -99,6 +101,7 @@ class Steps:
                 self._endings.end(request, FinishReason.STOP, now_us, 0, stop_token_id=token)
             else:
                 self._endings.end(request, FinishReason.LENGTH, now_us, 0)
+        return ended
 
     def stream(self, got: Sequence[LiveRequest], now_us: int, step_in_flight: int) -> None:
         """Hands the new tokens on, as text too; a row whose text has matched a stop string ends."""

@@ -36,7 +36,7 @@ class Watchdog:
         patient = not loop.scheduler.connected and (not limit or loop.registry.num_waiting < limit)
         if not live or runs or patient:
             self._step = loop.step
-            self._progress_us = max(now_us, loop.last_decision.wake_at_us)
+            self._progress_us = max(now_us, loop.course.decision.wake_at_us)
             self._reason = ""
         elif now_us - self._progress_us > STALLED_AFTER_US:
             why = ", ".join(f"{count} for {reason.name.lower()}" for reason, count in loop.waiting_reasons)

@@ -1,7 +1,8 @@
 """Linear layers over packed weights: fp16 weights with fp32 activations and sums, or plain fp32 as the reference.
 
-A layer takes float32 `[rows, inputs]` and gives a new float32 `[rows, outputs]`. A row's result is the same bits
-among all row counts that are multiples of the number that probe.py finds, and only among those.
+A layer takes float32 `[rows, inputs]` and gives float32 `[rows, outputs]`. A row's result is the same bits among all
+row counts that are multiples of the number that probe.py finds, and only among those. fp16 has two forms: our own
+kernel, which treats every row alike however many there are, and fbgemm's through torch where that does not run.
 """
 
 from __future__ import annotations
@@ -10,24 +11,64 @@ from typing import Literal, Protocol
 
 import torch
 
+from executor_svc.kernels.library import Library, load
 from jitney.errors import InvalidRequest
 
 Arithmetic = Literal["fp16", "fp32"]
+WORTH_THREADS_PRODUCTS = 200_000
 _FP16_ENGINES = ("x86", "fbgemm")
+_LARGEST_HALF = 65504.0
 
 
 class Linear(Protocol):
-    """One layer; call it."""
+    """One layer. x: elements of a row side by side; out too."""
 
     inputs: int
     outputs: int
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """x times the weights, plus the bias if there is one."""
+        """x times the weights, plus the bias if there is one, as a new tensor."""
+
+    def add_to(self, out: torch.Tensor, x: torch.Tensor) -> None:
+        """The same added to `out` [rows, outputs]."""
 
 
-class Fp16Linear:
-    """Weights rounded to fp16 and packed for fbgemm; sums in fp32."""
+class NativeLinear:
+    """Weights rounded to fp16 in panels, by kernels/linear.c."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, library: Library, isa: str) -> None:
+        self.outputs, self.inputs = weight.shape
+        panel = int(library.kernel("linear_panel", isa)())  # type: ignore[func-returns-value]
+        panels = -(-self.outputs // panel)
+        padded = torch.zeros(panels * panel, self.inputs, dtype=torch.float16)
+        padded[: self.outputs] = weight.clamp(-_LARGEST_HALF, _LARGEST_HALF)
+        self._packed = padded.view(panels, panel, self.inputs).transpose(1, 2).contiguous()
+        self._bias = bias
+        self._kernel = library.kernel("linear", isa)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """See Linear."""
+        out = torch.empty(x.shape[0], self.outputs)
+        self._run(out, x, 0)
+        return out
+
+    def add_to(self, out: torch.Tensor, x: torch.Tensor) -> None:
+        """See Linear."""
+        self._run(out, x, 1)
+
+    def _run(self, out: torch.Tensor, x: torch.Tensor, add: int) -> None:
+        rows = x.shape[0]
+        products = rows * self.inputs * self.outputs
+        self._kernel(
+            *(x.data_ptr(), x.stride(0), self._packed.data_ptr()),
+            *(self._bias.data_ptr() if self._bias is not None else None, out.data_ptr(), out.stride(0)),
+            *(rows, self.inputs, self.outputs, add),
+            torch.get_num_threads() if products >= WORTH_THREADS_PRODUCTS else 1,
+        )
+
+
+class FbgemmLinear:
+    """Weights rounded to fp16 and packed by torch for fbgemm."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         self.outputs, self.inputs = weight.shape
@@ -39,6 +80,10 @@ class Fp16Linear:
         """See Linear."""
         result: torch.Tensor = self._apply(x, self._packed)
         return result
+
+    def add_to(self, out: torch.Tensor, x: torch.Tensor) -> None:
+        """See Linear."""
+        out += self(x)
 
 
 class Fp32Linear:
@@ -53,32 +98,48 @@ class Fp32Linear:
         """See Linear."""
         return torch.nn.functional.linear(x, self._weight, self._bias)
 
-
-def pack(arithmetic: Arithmetic, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
-    """Packs `[outputs, inputs]` of any float type. Raises InvalidRequest where this machine has no such kernels."""
-    if bias is not None:
-        bias = bias.to(torch.float32).contiguous()
-    if arithmetic == "fp32":
-        return Fp32Linear(weight, bias)
-    if not has_fp16():
-        raise InvalidRequest(
-            "this machine has no fp16 linear kernels (they need x86-64 with AVX2); choose fp32",
-            field="arithmetic",
-            value=arithmetic,
-        )
-    return Fp16Linear(weight, bias)
+    def add_to(self, out: torch.Tensor, x: torch.Tensor) -> None:
+        """See Linear."""
+        out += self(x)
 
 
-def has_fp16() -> bool:
+class Packer:
+    """Packs the layers of a model, all in one form. `describe` says what decides the bits of a product."""
+
+    def __init__(self, arithmetic: Arithmetic, native: bool = True, isa: str | None = None) -> None:
+        """`native` false: fp16 through torch. Raises InvalidRequest where this machine has no fp16 kernels."""
+        self._fp32 = arithmetic == "fp32"
+        self._library = load() if native and not self._fp32 else None
+        self._isa = self._library.pick(isa) if self._library is not None else ""
+        if not self._fp32 and self._library is None and not has_fbgemm():
+            raise InvalidRequest(
+                "this machine has no fp16 linear kernels: they need a C compiler, or x86-64 with AVX2; choose fp32",
+                field="arithmetic",
+                value=arithmetic,
+            )
+
+    def pack(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
+        """One layer of `[outputs, inputs]` and `[outputs]`, of any float type."""
+        if bias is not None:
+            bias = bias.to(torch.float32).contiguous()
+        if self._fp32:
+            return Fp32Linear(weight, bias)
+        if self._library is not None:
+            return NativeLinear(weight, bias, self._library, self._isa)
+        return FbgemmLinear(weight, bias)
+
+    def describe(self) -> str:
+        """For the fingerprint."""
+        if self._fp32:
+            return "linear=fp32-mkl" if torch.backends.mkl.is_available() else "linear=fp32-blas"
+        if self._library is not None:
+            return f"linear=fp16-{self._library.describe(self._isa)}"
+        return "linear=fp16-fbgemm"
+
+
+def has_fbgemm() -> bool:
     """Whether torch brings fp16 packed linear layers for this machine."""
     return torch.backends.quantized.engine in _FP16_ENGINES and torch.backends.cpu.get_cpu_capability() != "DEFAULT"
-
-
-def describe(arithmetic: Arithmetic) -> str:
-    """What decides the bits of a product, for the fingerprint."""
-    if arithmetic == "fp32":
-        return "fp32-mkl" if torch.backends.mkl.is_available() else "fp32-blas"
-    return "fp16-fbgemm"
 
 
 def pad_rows(rows: int, multiple: int) -> int:

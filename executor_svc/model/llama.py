@@ -16,7 +16,7 @@ import torch
 
 from executor_svc.attention import AttentionBackend
 from executor_svc.kernels.elementwise import Elementwise
-from executor_svc.model.linear import Arithmetic, Linear, pack, pad_rows
+from executor_svc.model.linear import Linear, Packer, pad_rows
 from executor_svc.model.weights import EMBEDDING, FINAL_NORM, Weights
 from executor_svc.step_plan import StepPlan
 
@@ -52,7 +52,7 @@ class Llama:
     def __init__(
         self,
         weights: Weights,
-        arithmetic: Arithmetic,
+        packer: Packer,
         backend: AttentionBackend,
         elementwise: Elementwise,
         row_multiple: int = 1,
@@ -64,9 +64,9 @@ class Llama:
         self.row_multiple = row_multiple
         self.embedding = weights.tensors[EMBEDDING]
         with ThreadPoolExecutor(torch.get_num_threads()) as pool:  # packing runs on one core a layer
-            self.layers = list(pool.map(lambda layer: pack_layer(weights, layer, arithmetic), range(config.layers)))
+            self.layers = list(pool.map(lambda layer: pack_layer(weights, layer, packer), range(config.layers)))
         self.final_norm = _float(weights.tensors[FINAL_NORM])
-        self.head = pack(arithmetic, weights.head)
+        self.head = packer.pack(weights.head)
         positions = min(config.context_tokens, backend.shape.blocks * backend.shape.block_tokens)
         self.cosines, self.sines = rotary_tables(config.rope_base, config.rope_divisors, positions)
         self._buffers = self._new_buffers(64)
@@ -122,7 +122,7 @@ class Llama:
                 normed = normed[: len(x)]
             else:
                 self.backend.attend(planned, index, q, out)
-            x += layer.output(attended)
+            layer.output.add_to(x, attended)
             self._feed_forward(layer, x, normed)
         elementwise.rms_norm(x, self.final_norm, config.norm_epsilon, normed)
         return self.head(normed)[: len(plan.sample_rows)]
@@ -131,7 +131,7 @@ class Llama:
         self.elementwise.rms_norm(x, layer.ffn_norm, self.config.norm_epsilon, normed)
         activated = self._buffers.activated[: len(x)]
         self.elementwise.silu_mul(layer.gate_up(normed), activated)
-        x += layer.down(activated)
+        layer.down.add_to(x, activated)
 
     def _norm_heads(self, heads: torch.Tensor, weight: torch.Tensor) -> None:
         """Normalises each head `[T, n, head_size]` by itself, in place."""
@@ -155,7 +155,7 @@ class Llama:
         return _Buffers(rows, self.config.hidden, self.config.heads * self.config.head_size, self.config.ffn)
 
 
-def pack_layer(weights: Weights, layer: int, arithmetic: Arithmetic) -> Layer:
+def pack_layer(weights: Weights, layer: int, packer: Packer) -> Layer:
     """Joins queries, keys and values, and gate and up, and packs them."""
 
     def joined(*parts: str) -> Linear:
@@ -165,7 +165,7 @@ def pack_layer(weights: Weights, layer: int, arithmetic: Arithmetic) -> Layer:
         if any(item is not None for item in biases):
             filled = zip(biases, matrices, strict=True)
             bias = torch.cat([_float(b) if b is not None else torch.zeros(w.shape[0]) for b, w in filled])
-        return pack(arithmetic, torch.cat(matrices) if len(matrices) > 1 else matrices[0], bias)
+        return packer.pack(torch.cat(matrices) if len(matrices) > 1 else matrices[0], bias)
 
     q_norm = weights.layer_or_none(layer, "self_attn.q_norm.weight")
     k_norm = weights.layer_or_none(layer, "self_attn.k_norm.weight")

@@ -12,7 +12,7 @@ from executor_svc.attention import AttentionBackend, KVShape
 from executor_svc.backends import select_backend
 from executor_svc.kernels.elementwise import select_elementwise
 from executor_svc.model.gguf_file import Progress
-from executor_svc.model.linear import Arithmetic, describe
+from executor_svc.model.linear import Arithmetic, Packer
 from executor_svc.model.llama import Llama
 from executor_svc.model.loader import load_weights, no_progress
 from executor_svc.model.probe import RowMultiple, probe_cached
@@ -28,12 +28,12 @@ KV_TYPES = {"fp16": torch.float16, "fp32": torch.float32}
 class CpuModel:
     """One model on this machine's CPU, one step at a time. Two with equal fingerprints give equal bits."""
 
-    def __init__(self, weights: Weights, llama: Llama, arithmetic: Arithmetic, rows: RowMultiple) -> None:
+    def __init__(self, llama: Llama, info: ModelInfo) -> None:
         self.llama = llama
-        self.config = weights.config
+        self.config = llama.config
         self.backend: AttentionBackend = llama.backend
         self._sampler = Sampler(llama.elementwise)
-        self.info = _info(weights, llama, arithmetic, rows)
+        self.info = info
 
     @staticmethod
     def load(
@@ -66,28 +66,29 @@ class CpuModel:
         )
         backend = select_backend(shape, prefer=None if native else "torch")
         elementwise = select_elementwise(native)
+        packer = Packer(arithmetic, native)
         progress("packing the weights", 0.96)
-        llama = Llama(weights, arithmetic, backend, elementwise)
+        llama = Llama(weights, packer, backend, elementwise)
         progress("probing the kernels", 0.98)
         sizes = [(layer, max_step_rows if head else max_step_tokens) for layer, head in llama.shapes()]
-        rows = probe_cached(sizes, f"{describe(arithmetic)} {_machine()}", cache_dir)
+        rows = probe_cached(sizes, f"{packer.describe()} {_machine()}", cache_dir)
         llama.pad_to(rows.multiple)
         progress("ready", 1.0)
-        return CpuModel(weights, llama, arithmetic, rows)
+        return CpuModel(llama, _info(weights, llama, arithmetic, packer.describe(), rows))
 
     def run(self, plan: StepPlan) -> StepResult:
         """Computes the step and draws its tokens. `compute_us` is left to whoever holds a clock."""
         return self._sampler.draw(plan.step, self.llama.forward(plan), plan.sampling)
 
 
-def _info(weights: Weights, llama: Llama, arithmetic: Arithmetic, rows: RowMultiple) -> ModelInfo:
+def _info(weights: Weights, llama: Llama, arithmetic: Arithmetic, linear: str, rows: RowMultiple) -> ModelInfo:
     config, shape = weights.config, llama.backend.shape
     kv = str(shape.dtype).removeprefix("torch.")
     text = "; ".join(
         (
             f"layout={LAYOUT}",
             f"kv={kv} block={shape.block_tokens} layers={shape.layers} heads={shape.kv_heads}x{shape.head_size}",
-            f"linear={describe(arithmetic)}",
+            linear,
             llama.backend.describe(),
             f"elementwise={llama.elementwise.describe()}",
             f"machine={_machine()}",

@@ -1,0 +1,169 @@
+"""Which rows run at the next boundary: those of a fresh decision, those of one whose horizon has not ended, or, with
+neither, all that run.
+
+A decision holds for its horizon: at its first boundary the rows and token counts are those that it names, at the later
+ones what it named goes on (a decode by one token, a prefill by a chunk). At any boundary a substitute that stands by
+may take the row of one that ended. Without a decision the executor coasts, which is no policy: nobody new boards but
+substitutes that were named, and where blocks run out the decision's own victims make room.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from executor_svc.apply import Apply
+from executor_svc.counters import Counters
+from executor_svc.live_request import LiveRequest, State
+from executor_svc.registry import Registry
+from jitney.decision import Decision
+from jitney.snapshot import HorizonKind, Settings
+
+UNTIL_EVENT_STEPS = 1 << 30
+Chosen = tuple[LiveRequest, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Boarding:
+    """What a decision wants of the cache."""
+
+    victims: Sequence[LiveRequest] = ()
+    admitted: Sequence[LiveRequest] = ()
+    substitutes: Sequence[LiveRequest] = ()
+
+
+@dataclass(slots=True)
+class Course:
+    """The decision in force. `steps_left`: boundaries that it still holds for."""
+
+    settings: Settings
+    registry: Registry
+    apply: Apply
+    counters: Counters
+    decision: Decision = field(default_factory=Decision)
+    fresh: bool = False
+    steps_left: int = 0
+    coasting: bool = False
+    _admitted: list[Chosen] = field(default_factory=list)
+    _standby: list[Chosen] = field(default_factory=list)
+
+    def heed(self, decision: Decision, now_us: int, *, cache_open: bool) -> Boarding:
+        """A new decision: unused substitutes of the last one go back, and who boards and who leaves is returned.
+
+        While the cache takes no batches (`cache_open` false) nobody boards and nobody is sent off.
+        """
+        for request, _ in self._standby:
+            if request.state is State.STANDBY:
+                self.apply.dismiss(request)
+        self.decision, self.fresh, self.coasting = decision, True, False
+        self._admitted, self._standby = [], []
+        until_event = decision.horizon_kind is HorizonKind.UNTIL_EVENT
+        self.steps_left = UNTIL_EVENT_STEPS if until_event else max(1, decision.horizon_steps)
+        if not cache_open:
+            return Boarding()
+        victims: list[LiveRequest] = []
+        for victim_id, for_id in zip(decision.preempt.id.tolist(), decision.preempt.for_id.tolist(), strict=True):
+            victim = self.registry.by_id.get(victim_id)
+            if victim is not None and victim.state is State.RUNNING:
+                victims.append(victim)
+                victim.note(now_us, f"preempted for request {for_id}" if for_id else "preempted: no block was left")
+        self.counters.preemptions += len(victims)
+        room = self.settings.max_rows - len(self.registry.running) + len(victims)
+        self._admitted = self._waiting(decision.admit.id.tolist(), decision.admit.tokens.tolist())[: max(0, room)]
+        named = {request.id for request, _ in self._admitted}
+        substitutes = self._waiting(decision.substitutes.id.tolist(), decision.substitutes.tokens.tolist())
+        self._standby = [each for each in substitutes if each[0].id not in named][: self.settings.max_rows]
+        return Boarding(victims, [r for r, _ in self._admitted], [r for r, _ in self._standby])
+
+    def _waiting(self, ids: list[int], tokens: list[int]) -> list[Chosen]:
+        found = [(self.registry.by_id.get(i), n) for i, n in zip(ids, tokens, strict=True)]
+        return [(r, n) for r, n in found if r is not None and r.state is State.WAITING]
+
+    def named(self) -> list[Chosen]:
+        """The rows of the decision that run, with the token counts that it gave."""
+        decision = self.decision
+        found = [
+            (self.registry.by_id.get(i), n)
+            for i, n in zip(decision.run.id.tolist(), decision.run.tokens.tolist(), strict=True)
+        ]
+        return [(r, n) for r, n in found if r is not None and r.state is State.RUNNING]
+
+    @property
+    def holds(self) -> bool:
+        """Whether the next boundary can be passed with the decision there is."""
+        return self.fresh or self.steps_left > 0
+
+    def end_horizon(self) -> None:
+        """Something happened that the decision did not foresee: it holds no longer."""
+        if self.decision.horizon_kind is HorizonKind.UNTIL_EVENT:
+            self.steps_left = 0
+
+    def rows(self, now_us: int) -> tuple[list[Chosen], list[LiveRequest]]:
+        """The rows of this boundary with their tokens, and the victims of coasting, still to be told to the cache."""
+        named = self.named()
+        boarded = [(r, max(1, n)) for r, n in self._admitted if r.state is State.RUNNING]
+        vacancies = len(self.decision.run.id) + len(self._admitted) - len(named) - len(boarded)
+        victims: list[LiveRequest] = []
+        if self.fresh:
+            chosen = named + boarded
+        elif self.steps_left > 0:
+            chosen = self._go_on([r for r, _ in named + boarded])
+        else:
+            self.coasting = True
+            self.counters.coasted_steps += 1
+            victims = self._make_room(now_us)
+            gone = {victim.id for victim in victims}
+            running = [r for r in self.registry.running if r.state is State.RUNNING and r.id not in gone]
+            chosen = self._go_on(running)
+        chosen += self._substitutes(vacancies)
+        self.fresh = False
+        self.steps_left = max(0, self.steps_left - 1)
+        return chosen, victims
+
+    def _go_on(self, rows: Sequence[LiveRequest]) -> list[Chosen]:
+        """Each row goes on by what it wants, decodes first in effect: a prefill gets a chunk of what is left."""
+        cap = self.decision.chunk_cap_tokens or self.settings.chunk_cap_tokens
+        wanted = [(r, r.length - int(self.registry.computed_tokens[r.slot])) for r in rows]
+        left = self.settings.max_step_tokens - sum(1 for _, n in wanted if n == 1)
+        chosen: list[Chosen] = []
+        for request, tokens in wanted:
+            if tokens > 1:
+                tokens = min(cap, left, tokens)
+                left -= tokens
+            if tokens > 0:
+                chosen.append((request, tokens))
+        return chosen
+
+    def _substitutes(self, vacancies: int) -> list[Chosen]:
+        """Substitutes whose blocks are there take the rows of those that ended."""
+        chosen: list[Chosen] = []
+        for request, tokens in self._standby:
+            if len(chosen) >= vacancies or len(self.registry.running) >= self.settings.max_rows:
+                break
+            if request.state is State.STANDBY and request.blocks and not request.joined:
+                self.registry.promote(request)
+                self.counters.substituted += 1
+                chosen.append((request, max(1, tokens)))
+        self._admitted += chosen
+        self._standby = [each for each in self._standby if each[0].state is State.STANDBY]
+        return chosen
+
+    def _make_room(self, now_us: int) -> list[LiveRequest]:
+        """While coasting: the victims that the last decision named, as long as blocks are short."""
+        running = sum(r.state is State.RUNNING for r in self.registry.running)
+        short = self.apply.blocks_short()
+        victims: list[LiveRequest] = []
+        for victim_id in self.decision.coast_victims.tolist():
+            if short <= 0 or len(victims) + 1 >= running:
+                break
+            request = self.registry.by_id.get(victim_id)
+            if request is not None and request.state is State.RUNNING:
+                short -= len(request.blocks)
+                victims.append(request)
+                request.note(now_us, "preempted while coasting: no block was left")
+        self.counters.preemptions += len(victims)
+        return victims
+
+    def reserved_blocks(self) -> int:
+        """Blocks that substitutes hold for themselves: free again when they are not needed."""
+        return sum(len(r.blocks) - r.sealed for r, _ in self._standby if r.state is State.STANDBY)
