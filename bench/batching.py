@@ -25,7 +25,7 @@ import torch
 from bench.plain_attention import GatherAttention
 from executor_svc.attention import AttentionBackend, KVShape
 from executor_svc.kernels.elementwise import TorchElementwise, select_elementwise
-from executor_svc.model.linear import pad_rows
+from executor_svc.model.linear import Packer, pad_rows
 from executor_svc.model.llama import Llama
 from executor_svc.model.loader import load_weights
 from executor_svc.model.model import CpuModel
@@ -144,7 +144,7 @@ def run(path: Path, context: int, batches: Sequence[int], pairs: int) -> dict[st
     gather = GatherAttention(shape)
     fill(model.backend)
     fill(gather)
-    plain = Llama(weights, "fp32", gather, TorchElementwise())
+    plain = Llama(weights, Packer("fp32"), gather, TorchElementwise())
     plain_rows = plain.with_elementwise(select_elementwise())
 
     def greedy_step(llama: Llama) -> Callable[[StepPlan], object]:

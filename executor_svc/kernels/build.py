@@ -19,7 +19,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ONCE = ("cpu.c",)
-PER_ISA = ("paged_attention.c", "pool.c", "rows.c")
+PER_ISA = ("linear.c", "paged_attention.c", "pool.c", "rows.c")
 COMPILERS = ("cc", "gcc", "clang")
 COMMON_FLAGS = ("-O3", "-std=gnu11", "-fPIC", "-ffp-contract=off", "-fno-math-errno", "-fvisibility=default")
 X86_FLAGS: dict[str, tuple[str, ...]] = {
@@ -36,18 +36,18 @@ class BuildError(Exception):
     """The library cannot be built here; the message is one line."""
 
 
-def digest() -> str:
+def digest(sources: Path = HERE) -> str:
     """16 hex digits over sources and flags."""
     state = hashlib.sha256()
-    for path in sorted([*HERE.glob("*.c"), *HERE.glob("*.h")]):
+    for path in sorted([*sources.glob("*.c"), *sources.glob("*.h")]):
         state.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     state.update(repr((COMMON_FLAGS, sorted(X86_FLAGS.items()))).encode())
     return state.hexdigest()[:16]
 
 
-def library_path() -> Path:
+def library_path(sources: Path = HERE) -> Path:
     """Where the library of these sources is, once it is built."""
-    return HERE / f"_kernels-{digest()}.so"
+    return sources / f"_kernels-{digest(sources)}.so"
 
 
 def isa_flags() -> dict[str, tuple[str, ...]]:
@@ -61,23 +61,23 @@ def find_compiler() -> str | None:
     return next((found for name in COMPILERS if (found := shutil.which(name))), None)
 
 
-def build(force: bool = False, compiler: str | None = None) -> Path:
+def build(sources: Path = HERE) -> Path:
     """Builds the library unless it is there already, removes older ones, returns its path. Raises BuildError."""
-    target = library_path()
-    if target.exists() and not force:
+    target = library_path(sources)
+    if target.exists():
         return target
-    compiler = compiler or find_compiler()
+    compiler = find_compiler()
     if compiler is None:
         raise BuildError(f"no C compiler found (looked for {', '.join(COMPILERS)})")
-    if not os.access(HERE, os.W_OK):
-        raise BuildError(f"{HERE} is not writable")
+    if not os.access(sources, os.W_OK):
+        raise BuildError(f"{sources} is not writable")
     with tempfile.TemporaryDirectory(prefix="jitney-kernels-") as folder:
         threads = _threads_flag(compiler, Path(folder))
-        objects = _compile_all(compiler, threads, Path(folder))
+        objects = _compile_all(compiler, threads, sources, Path(folder))
         fresh = target.with_suffix(f".{os.getpid()}.tmp")
         _run(compiler, "-shared", *threads, "-o", str(fresh), *map(str, objects), "-lm")
         fresh.replace(target)
-    for other in HERE.glob("_kernels-*.so"):
+    for other in sources.glob("_kernels-*.so"):
         if other != target:
             other.unlink(missing_ok=True)
     return target
@@ -94,13 +94,13 @@ def _threads_flag(compiler: str, folder: Path) -> tuple[str, ...]:
     return ("-fopenmp",)
 
 
-def _compile_all(compiler: str, threads: Sequence[str], folder: Path) -> list[Path]:
+def _compile_all(compiler: str, threads: Sequence[str], sources: Path, folder: Path) -> list[Path]:
     """One object a source and instruction set. A set that the compiler does not know is left out."""
-    objects = [_compile(compiler, HERE / name, folder / f"{name}.o", threads) for name in ONCE]
+    objects = [_compile(compiler, sources / name, folder / f"{name}.o", threads) for name in ONCE]
     for isa, flags in isa_flags().items():
         try:
             objects += [
-                _compile(compiler, HERE / name, folder / f"{name}.{isa}.o", (*threads, *flags, f"-DISA={isa}"))
+                _compile(compiler, sources / name, folder / f"{name}.{isa}.o", (*threads, *flags, f"-DISA={isa}"))
                 for name in PER_ISA
             ]
         except BuildError:

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch  # loads the OpenMP runtime that the library shares
@@ -25,6 +26,8 @@ SIGNATURES: dict[str, tuple[type[Any], ...]] = {
     "rotary": (pointer, i64, i64, pointer, i64, i64, i64, pointer, pointer, pointer, i64, i32),
     "silu_mul": (pointer, i64, pointer, i64, i64, i64, i32),
     "argmax": (pointer, i64, pointer, i64, i64, i32),
+    "linear": (pointer, i64, pointer, pointer, pointer, i64, i64, i64, i64, i32, i32),
+    "linear_panel": (),
     "attend": (pointer,),
     "attend_scratch": (i64, i64, i64),
     "attend_part": (i64, i64),
@@ -33,7 +36,7 @@ SIGNATURES: dict[str, tuple[type[Any], ...]] = {
     "move_rows": (pointer, pointer, pointer, pointer, i64, i64, i32),
 }
 """Arguments of every kernel, as in its C source."""
-RETURNS: dict[str, type[Any]] = {"attend_scratch": i64, "attend_part": i64, "check_table": i64}
+RETURNS: dict[str, type[Any]] = {"attend_scratch": i64, "attend_part": i64, "check_table": i64, "linear_panel": i64}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,16 +73,20 @@ class Library:
 def load() -> Library | None:
     """The library; None where it can be neither found nor built, which is logged in one line."""
     try:
-        path = build.build()
-        handle = ctypes.CDLL(str(path))
+        return open_library()
     except (build.BuildError, OSError) as error:
         log.warning("native kernels are not available, torch takes their place (slower): %s", error)
         return None
+
+
+def open_library(sources: Path = build.HERE) -> Library:
+    """The library of these sources, built if need be. Raises BuildError or OSError."""
+    handle = ctypes.CDLL(str(build.build(sources)))
     handle.jitney_compiler.restype = ctypes.c_char_p
     handle.jitney_supports.argtypes = (ctypes.c_char_p,)
     return Library(
         handle=handle,
-        digest=build.digest(),
+        digest=build.digest(sources),
         compiler=handle.jitney_compiler().decode(),
         threaded=bool(handle.jitney_threaded()),
         isas=tuple(isa for isa in build.isa_flags() if _runs(handle, isa)),

@@ -38,7 +38,7 @@ class NativeLinear:
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, library: Library, isa: str) -> None:
         self.outputs, self.inputs = weight.shape
-        panel = int(library.kernel("linear_panel", isa)())  # type: ignore[func-returns-value]
+        panel = int(library.kernel("linear_panel", isa)())
         panels = -(-self.outputs // panel)
         padded = torch.zeros(panels * panel, self.inputs, dtype=torch.float16)
         padded[: self.outputs] = weight.clamp(-_LARGEST_HALF, _LARGEST_HALF)

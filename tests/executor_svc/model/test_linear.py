@@ -1,0 +1,93 @@
+"""Packed linear layers: right products in every form, and rows that do not feel each other."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from executor_svc.kernels.library import load
+from executor_svc.model.linear import FbgemmLinear, Fp32Linear, Linear, NativeLinear, Packer, has_fbgemm
+from executor_svc.model.probe import probe_layers
+
+LIBRARY = load()
+FORMS = ["fp32", *(["fbgemm"] if has_fbgemm() else []), *(LIBRARY.isas if LIBRARY is not None else ())]
+SHAPES = [(1, 1), (64, 24), (65, 33), (200, 576), (128, 1)]  # outputs, inputs
+
+
+def layer(form: str, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
+    """The layer in one form: fp32, fbgemm, or native for an instruction set."""
+    if form == "fp32":
+        return Fp32Linear(weight, bias)
+    if form == "fbgemm":
+        return FbgemmLinear(weight, bias)
+    assert LIBRARY is not None
+    return NativeLinear(weight, bias, LIBRARY, form)
+
+
+def random(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("outputs", "inputs"), SHAPES)
+@pytest.mark.parametrize("rows", [1, 5, 6, 13, 100])
+def test_products_are_right(form: str, outputs: int, inputs: int, rows: int) -> None:
+    weight, bias, x = random(outputs, inputs), random(outputs, seed=1), random(rows, inputs, seed=2)
+    if form != "fp32":
+        weight = weight.half().float()
+    expected = x.double() @ weight.double().T
+    tolerance = 1e-6 * inputs + 1e-6
+    assert (layer(form, weight)(x) - expected).abs().max() < tolerance
+    assert (layer(form, weight, bias)(x) - expected - bias).abs().max() < tolerance
+    before = random(rows, outputs, seed=3)
+    out = before.clone()
+    layer(form, weight, bias).add_to(out, x)
+    assert (out - before - expected - bias).abs().max() < tolerance
+
+
+@pytest.mark.parametrize("form", [form for form in FORMS if form not in ("fp32", "fbgemm")])
+def test_rows_may_lie_in_wider_ones(form: str) -> None:
+    weight, wide = random(70, 48).half().float(), random(9, 100, seed=1)
+    out = torch.full((9, 90), 7.0)
+    layer(form, weight).add_to(out[:, 5:75], wide[:, 2:50])
+    expected = 7.0 + wide[:, 2:50].double() @ weight.double().T
+    assert (out[:, 5:75] - expected).abs().max() < 1e-4
+    assert (out[:, :5] == 7.0).all() and (out[:, 75:] == 7.0).all()
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_has_a_multiple(form: str) -> None:
+    layers = [(layer(form, random(*shape)), 512) for shape in ((192, 64), (60, 96))]
+    found = probe_layers(layers)
+    assert found.invariant
+    assert found.multiple <= 12
+    if form not in ("fp32", "fbgemm"):
+        assert found.multiple == 1
+
+
+@pytest.mark.parametrize("form", [form for form in FORMS if form not in ("fp32", "fbgemm")])
+def test_threads_change_no_bit(form: str) -> None:
+    weight, x = random(500, 300), random(200, 300, seed=1)
+    one = layer(form, weight)(x)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        assert torch.equal(layer(form, weight)(x), one)
+        assert torch.equal(layer(form, weight)(x[37:41]), one[37:41])
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_weights_beyond_half_precision_stay_finite(form: str) -> None:
+    weight = torch.tensor([[1e6, -1e6, 1e-9]])
+    assert torch.isfinite(layer(form, weight)(torch.ones(1, 3))).all()
+
+
+@pytest.mark.parametrize("stored", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("native", [True, False])
+def test_weights_come_in_any_float_type(stored: torch.dtype, native: bool) -> None:
+    weight, x = random(40, 24), random(5, 24, seed=1)
+    for packer in (Packer("fp32", native), Packer("fp16", native)):
+        result = packer.pack(weight.to(stored), torch.zeros(40, dtype=stored))(x)
+        assert (result - x @ weight.to(stored).float().T).abs().max() < 2e-2
