@@ -234,6 +234,6 @@ class DeepLedgerMachine(LedgerMachine):
 
 
 DeepLedgerMachine.TestCase.settings = settings(
-    LedgerMachine.TestCase.settings, max_examples=2000, stateful_step_count=50
+    LedgerMachine.TestCase.settings, max_examples=600, stateful_step_count=50
 )
 TestDeepLedgerMachine = pytest.mark.slow(pytest.mark.timeout(1800)(DeepLedgerMachine.TestCase))
