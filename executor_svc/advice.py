@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,21 +14,27 @@ from jitney.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
 from jitney.scheduler_codec import encode_snapshot
 from jitney.serving.channels import channel
 from jitney.serving.status import from_rpc_error
-from jitney.snapshot import PolicyChoice, PolicyMemory, Snapshot
+from jitney.snapshot import PolicyChoice, Snapshot
 
 TIMEOUT_S = 5.0
 
 T = TypeVar("T")
+Preview = Callable[[PolicyChoice, frozenset[str]], Snapshot]
 
 
 class SchedulerAdvice:
     """Asks one replica after another until one answers. Belongs to one event loop."""
 
-    def __init__(self, addresses: Sequence[str], current: Callable[[], Snapshot], tls_ca: Path | None = None) -> None:
-        """`current` gives the last snapshot, or an empty one of this executor."""
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        preview: Callable[[PolicyChoice, frozenset[str]], Snapshot],
+        tls_ca: Path | None = None,
+    ) -> None:
+        """`preview` gives the situation as a policy that reads these waiting columns is shown it; may block."""
         self._channels = [channel(address, tls_ca=tls_ca) for address in addresses]
         self._stubs: list[Any] = [scheduler_pb2_grpc.SchedulerStub(c) for c in self._channels]
-        self._current = current
+        self._preview = preview
 
     async def close(self) -> None:
         """Ends the connections."""
@@ -41,11 +47,25 @@ class SchedulerAdvice:
         request = scheduler_pb2.ExplainRequest(snapshot=message, id=request_id)
         return await self._first(lambda stub: stub.Explain(request, timeout=TIMEOUT_S))
 
-    async def try_policy(self, choice: PolicyChoice) -> None:
-        """Returns if a scheduler decides by the policy on the situation of now; raises what it says otherwise."""
-        trial = replace(self._current(), policy=choice, memory=PolicyMemory())
+    async def waiting_columns(self, policy: str) -> frozenset[str] | None:
+        """What the policy reads of the waiting table; None if the schedulers do not know it. Away if none answers."""
+        request = scheduler_pb2.ListPoliciesRequest()
+        answer = await self._first(lambda stub: stub.ListPolicies(request, timeout=TIMEOUT_S))
+        for info in answer.policies:
+            if info.name == policy:
+                return frozenset(info.waiting_columns) | {"id"}
+        return None
+
+    async def try_policy(self, choice: PolicyChoice) -> frozenset[str] | None:
+        """Tries the policy on the situation of now; raises what a scheduler has against it.
+
+        Returns the waiting columns that it reads, for the executor to send from now on.
+        """
+        columns = await self.waiting_columns(choice.name)
+        trial = await asyncio.to_thread(self._preview, choice, columns or frozenset({"id"}))
         message = scheduler_pb2.Snapshot.FromString(encode_snapshot(trial))
         await self._first(lambda stub: stub.DecideOnce(message, timeout=TIMEOUT_S))
+        return columns
 
     async def _first(self, ask: Callable[[Any], Awaitable[T]]) -> T:
         """The first answer; an error other than Away is an answer, too."""

@@ -73,6 +73,10 @@ class Candidates:
                 request.known_hits = hits.device_blocks
         return bool(found)
 
+    def requests(self) -> list[LiveRequest]:
+        """The candidates that were looked up and wait."""
+        return [self._registry.by_id[i] for i in self._hits if self._waits(i)]
+
     def table(self) -> CandidateTable:
         """The candidates that were looked up."""
         rows = [(i, h, s) for i, (h, s) in self._hits.items() if self._waits(i)]

@@ -43,6 +43,9 @@ class ExecutorConfig(ServingConfig):
     max_waiting_requests: int = option(4096, "Requests that may wait; 0: no limit", minimum=0)
     max_waiting_tokens: int = option(0, "Tokens that may wait; 0: no limit", minimum=0)
 
+    tenants: Path | None = option(
+        None, "TOML file, a table a tenant: weight, max_rows, max_waiting_tokens, max_priority"
+    )
     policy: str = option("fcfs", "Scheduling policy")
     policy_parameters: tuple[str, ...] = option((), "Its parameters as name=integer, comma separated")
     coast_after_ms: int = option(50, "How late a decision may be before running rows go on without it", minimum=1)

@@ -19,8 +19,10 @@ from executor_svc.model_info import ModelInfo
 from executor_svc.request import Finish, Sampling, Submission
 from executor_svc.resume import check_hint, prompt_digest, take_up
 from executor_svc.stop_strings import StopStrings
+from executor_svc.tenants import Tenants
 from executor_svc.text import AnswerText
 from executor_svc.tokenizer import Tokenizer, Turn
+from jitney import features
 from jitney.columns import I32
 from jitney.errors import TooLarge
 from jitney.executor.v1 import executor_pb2 as pb
@@ -49,12 +51,14 @@ class Door:
         tokenizer: Tokenizer,
         info: ModelInfo,
         limits: Limits | None = None,
+        tenants: Tenants | None = None,
         draw_seed: Callable[[], int] = lambda: secrets.randbits(64),
         draw_id: Callable[[], str] = lambda: uuid.uuid4().hex,
     ) -> None:
         self._tokenizer = tokenizer
         self._info = info
         self._limits = limits or Limits()
+        self._tenants = tenants or Tenants()
         self._draw_seed = draw_seed
         self._draw_id = draw_id
 
@@ -95,6 +99,7 @@ class Door:
             deadline_us=deadline_us,
             resumed_ids=tuple(resumed_ids.tolist()),
             takes_over=request.HasField("resume") and client_id != "",
+            features=_features(request),
         )
         started = pb.Started(
             request_id=submission.client_id,
@@ -123,7 +128,9 @@ class Door:
         return asked if request.HasField("logprobs") else -1
 
     def _priority(self, request: pb.GenerateRequest) -> int:
-        return checks.integer("priority", request.priority, *self._limits.priority)
+        tenant = request.tenant or DEFAULT_TENANT
+        least, most = self._limits.priority
+        return checks.integer("priority", request.priority, least, min(most, self._tenants.of(tenant).max_priority))
 
     def _names(self, request: pb.GenerateRequest) -> tuple[str, str, str]:
         """Tenant, endpoint and salt."""
@@ -249,6 +256,16 @@ def _refuse_unbuilt(request: pb.GenerateRequest) -> None:
     if asked.logit_bias:
         size = len(asked.logit_bias)
         raise wrong("sampling.logit_bias", f"sampling.logit_bias is not built yet, it had {size} entries", 0, size)
+
+
+def _features(request: pb.GenerateRequest) -> int:
+    """Prompt signals; none of a prompt that was given as token ids."""
+    kind = request.WhichOneof("prompt")
+    if kind == "text":
+        return features.count([request.text])
+    if kind == "chat":
+        return features.count([message.content for message in request.chat.messages])
+    return 0
 
 
 def _sooner(deadline_us: int, time_left_us: int | None) -> int:

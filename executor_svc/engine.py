@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import queue
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from jitney.snapshot import Blocks, Outcome, PolicyChoice, PolicyMemory, Snapsho
 
 log = structlog.get_logger()
 _RETRY_US = 1_000_000
+_LOOP_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +150,16 @@ class Engine:
                 value=waiting,
                 retry_after_us=_RETRY_US,
             )
+        quota = self.loop.situation.tenants.of(submission.tenant).max_waiting_tokens
+        mine = self.loop.registry.waiting_tokens_of(submission.tenant) + len(submission.prompt_ids)
+        if quota and mine > quota:
+            raise TooLarge(
+                f"{mine} tokens of tenant {submission.tenant} would wait, its quota is {quota}",
+                field="tenant_queue_tokens",
+                limit=quota,
+                value=mine,
+                retry_after_us=_RETRY_US,
+            )
         tokens = self.loop.registry.waiting_tokens + len(submission.prompt_ids)
         if settings.max_waiting_tokens and tokens > settings.max_waiting_tokens:
             raise TooLarge(
@@ -222,18 +234,36 @@ class Engine:
         history = [f"{(now_us - at) / 1e6:.3f} s ago: {what}" for at, what in list(request.events)]
         return request.id, self.loop.last_snapshot, history
 
-    def set_policy(self, choice: PolicyChoice) -> int:
-        """Changes the policy between two steps; returns the first step that it decides."""
+    def preview(self, choice: PolicyChoice, waiting_columns: frozenset[str]) -> Snapshot:
+        """The situation of now as that policy would be shown it; blocks until the loop has made it."""
+        found: queue.SimpleQueue[Snapshot] = queue.SimpleQueue()
+
+        def look(now_us: int) -> None:
+            found.put(self.loop.situation.preview(choice, waiting_columns, self.loop.step + 1, now_us))
+
+        self.loop.intake.run(look)
+        try:
+            return found.get(timeout=_LOOP_TIMEOUT_S)
+        except queue.Empty:
+            raise Away("the loop does not turn") from None
+
+    def set_policy(self, choice: PolicyChoice, waiting_columns: frozenset[str] | None = None) -> int:
+        """Changes the policy between two steps; returns the first step that it decides.
+
+        `waiting_columns` are those that it reads of the waiting table; None: as before.
+        """
         done = threading.Event()
 
         def change(now_us: int) -> None:
             del now_us
             self.loop.policy.choice = choice
+            if waiting_columns is not None:
+                self.loop.policy.waiting_columns = waiting_columns
             self.loop.policy.memory = PolicyMemory()
             done.set()
 
         self.loop.intake.run(change)
-        done.wait(timeout=10)
+        done.wait(timeout=_LOOP_TIMEOUT_S)
         return self.loop.step + 2
 
     def _run(self) -> None:

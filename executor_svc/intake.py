@@ -15,7 +15,15 @@ from executor_svc.request import FinishReason
 class Intake:
     """Commands from other threads, in order; run on the loop's thread."""
 
-    def __init__(self, clock: Clock, registry: Registry, endings: Endings) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        registry: Registry,
+        endings: Endings,
+        predict: Callable[[LiveRequest], tuple[int, int]],
+    ) -> None:
+        """`predict` gives p50 and p90 of a request's output tokens."""
+        self._predict = predict
         self._clock = clock
         self._registry = registry
         self._endings = endings
@@ -28,7 +36,7 @@ class Intake:
 
         def add(now_us: int) -> None:
             del now_us
-            self._registry.add(request, arrival_us)
+            self._registry.add(request, arrival_us, self._predict(request))
             request.note(arrival_us, f"arrived with {request.prompt_tokens} prompt tokens")
 
         self.run(add)

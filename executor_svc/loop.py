@@ -87,7 +87,7 @@ class Loop:
         )
         self.endings = Endings(settings, self.registry, self.apply, self.situation, self.counters)
         self.situation.padding = self.endings.padding
-        self.intake = Intake(clock, self.registry, self.endings)
+        self.intake = Intake(clock, self.registry, self.endings, self.situation.predict)
         self.steps = Steps(self.registry, self.endings, self.counters)
         self.watchdog = Watchdog()
         self.step = 0  # the last launched one
@@ -247,6 +247,7 @@ class Loop:
             return
         self.candidates.refresh(self.step)
         self.last_snapshot = self.situation.snapshot(self.step + 1, now_us)
+        self.situation.shown()
         self.scheduler.ask(self.last_snapshot)
         self._asked_us = now_us
         self._changed = False

@@ -35,6 +35,7 @@ class Registry:
         self.tenants = Names(1 << 20)
         self.endpoints = Names(1 << 16)
         self.waiting_tokens = 0
+        self._waiting_of_tenant: Counter[str] = Counter()
         self._with_deadline = 0
         self._live_of_tenant: Counter[int] = Counter()
         self.sampling = _sampling_columns(capacity)
@@ -55,8 +56,8 @@ class Registry:
         """In the order of arrival."""
         return [self.by_id[int(i)] for i in self._waiting_ids]
 
-    def add(self, request: LiveRequest, now_us: int) -> None:
-        """A new request, waiting."""
+    def add(self, request: LiveRequest, now_us: int, predicted: tuple[int, int] = (-1, -1)) -> None:
+        """A new request, waiting; `predicted` are p50 and p90 of its output tokens, -1 unknown."""
         if not self._free:
             self._grow()
         slot = self._free.pop()
@@ -74,7 +75,7 @@ class Registry:
         self.max_new_tokens[slot] = asked.max_tokens
         self.ttft_deadline_us[slot] = now_us + asked.ttft_deadline_us if asked.ttft_deadline_us else 0
         self.deadline_us[slot] = now_us + asked.deadline_us if asked.deadline_us else 0
-        self.predicted_p50[slot] = self.predicted_p90[slot] = -1
+        self.predicted_p50[slot], self.predicted_p90[slot] = predicted
         self.features[slot] = asked.features
         self._with_deadline += asked.ttft_deadline_us > 0 or asked.deadline_us > 0
         drawn = asked.sampling
@@ -136,6 +137,7 @@ class Registry:
         self._live_of_tenant[tenant] -= 1
         if not self._live_of_tenant[tenant]:
             del self._live_of_tenant[tenant]
+            del self._waiting_of_tenant[request.submission.tenant]
         self._free.append(request.slot)
         request.slot = -1
 
@@ -150,12 +152,14 @@ class Registry:
         self._waiting_slots = np.delete(self._waiting_slots, at)
         self._ran.discard(request.id)
         self.waiting_tokens -= request.length
+        self._waiting_of_tenant[request.submission.tenant] -= request.length
 
     def _insert_waiting(self, request: LiveRequest) -> None:
         at = int(np.searchsorted(self._waiting_ids, request.id))
         self._waiting_ids = np.insert(self._waiting_ids, at, request.id)
         self._waiting_slots = np.insert(self._waiting_slots, at, request.slot)
         self.waiting_tokens += request.length
+        self._waiting_of_tenant[request.submission.tenant] += request.length
         if request.first_row_us:
             self._ran.add(request.id)
 
@@ -198,6 +202,15 @@ class Registry:
     def newest_waiting(self, count: int) -> list[LiveRequest]:
         """The newest arrivals among the waiting, newest first."""
         return [self.by_id[int(i)] for i in self._waiting_ids[: -count - 1 : -1]]
+
+    def waiting_tokens_of(self, tenant: str) -> int:
+        """Tokens of a tenant that wait."""
+        return self._waiting_of_tenant[tenant]
+
+    def waiting_token_added(self, request: LiveRequest) -> None:
+        """A request that waits got the token of the step in which it was preempted."""
+        self.waiting_tokens += 1
+        self._waiting_of_tenant[request.submission.tenant] += 1
 
     def live_tenants(self) -> list[int]:
         """Numbers of the tenants that have a request here, rising."""

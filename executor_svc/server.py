@@ -41,7 +41,7 @@ class EnginePort(Protocol):
     def abort_request(self, request_id: int) -> None: ...
     def status(self, history_steps: int = 0) -> EngineStatus: ...
     def explain(self, client_id: str) -> tuple[int, Snapshot | None, list[str]]: ...
-    def set_policy(self, choice: PolicyChoice) -> int: ...
+    def set_policy(self, choice: PolicyChoice, waiting_columns: frozenset[str] | None = None) -> int: ...
 
 
 class Advice(Protocol):
@@ -50,8 +50,8 @@ class Advice(Protocol):
     async def explain(self, snapshot: Snapshot, request_id: int) -> scheduler_pb2.Explanation:
         """Missing if the snapshot does not name the request."""
 
-    async def try_policy(self, choice: PolicyChoice) -> None:
-        """Returns if a scheduler decides by it."""
+    async def try_policy(self, choice: PolicyChoice) -> frozenset[str] | None:
+        """Returns the waiting columns that it reads if a scheduler decides by it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +149,9 @@ class ExecutorService(executor_pb2_grpc.ExecutorServicer):
     async def SetPolicy(self, request: pb.SetPolicyRequest, context: Any) -> pb.SetPolicyResponse:
         """Changes the policy, once a scheduler has shown that it can decide by it."""
         choice = wire.policy_choice(request.policy)
-        await self._parts.advice.try_policy(choice)
-        return pb.SetPolicyResponse(from_step=await asyncio.to_thread(self._parts.engine.set_policy, choice))
+        columns = await self._parts.advice.try_policy(choice)
+        step = await asyncio.to_thread(self._parts.engine.set_policy, choice, columns)
+        return pb.SetPolicyResponse(from_step=step)
 
     async def ExplainRequest(self, request: pb.ExplainRequestRequest, context: Any) -> pb.ExplainRequestResponse:
         """Why a live request is where it is."""

@@ -33,13 +33,12 @@ from executor_svc.server import ExecutorService, Parts
 from executor_svc.situation import Identity, Policy
 from executor_svc.tokenizer import Tokenizer, load_tokenizer
 from executor_svc.traced_model import RequestSpans, TracedModel
-from jitney.errors import Conflict, InvalidRequest
+from jitney.errors import Away, Conflict, InvalidRequest
 from jitney.executor.v1 import executor_pb2_grpc
 from jitney.models import default_model_path
 from jitney.serving import logs, tracing
 from jitney.serving.config import cache_dir as default_cache_dir
 from jitney.serving.server import ServiceServer, build_server, serve_until_signal
-from jitney.snapshot import Blocks, Snapshot
 
 SERVICE_NAME = "jitney.executor.v1.Executor"
 WATCH_S = 0.25
@@ -75,7 +74,7 @@ class Executor:
         info = model.info
         self._log.info("model", **_described(info))
         engine, scheduler = await self._start_engine(model, info)
-        advice = SchedulerAdvice(self._config.schedulers, lambda: self._situation(engine), self._config.scheduler_ca)
+        advice = SchedulerAdvice(self._config.schedulers, engine.preview, self._config.scheduler_ca)
         self._closing.push_async_callback(advice.close)
         limits = self._config.limits()
         parts = Parts(
@@ -86,6 +85,8 @@ class Executor:
         engine.start()
         self._closing.push_async_callback(asyncio.to_thread, engine.stop)
         self._engine = engine
+        columns = asyncio.create_task(self._follow_policy(engine, advice))
+        self._closing.callback(columns.cancel)
         watch = asyncio.create_task(self._watch(engine))
         self._closing.callback(watch.cancel)
         self._service.open(parts)
@@ -148,17 +149,18 @@ class Executor:
         )
         return engine, scheduler
 
-    def _situation(self, engine: Engine) -> Snapshot:
-        """The last snapshot; before the first, an empty one."""
-        loop = engine.loop
-        return loop.last_snapshot or Snapshot(
-            executor=self._config.name,
-            incarnation=self._incarnation,
-            step=1,
-            now_us=loop.clock.now_us(),
-            settings=loop.settings,
-            blocks=Blocks(total=loop.loop_settings.pool_blocks, free=loop.loop_settings.pool_blocks),
-        )
+    async def _follow_policy(self, engine: Engine, advice: SchedulerAdvice) -> None:
+        """Sends the columns that the configured policy reads, as soon as a scheduler has said which they are."""
+        choice = self._config.policy_choice()
+        while True:
+            try:
+                columns = await advice.waiting_columns(choice.name)
+            except Away:
+                await asyncio.sleep(WATCH_S)
+                continue
+            if engine.loop.policy.choice == choice and columns is not None:
+                await asyncio.to_thread(engine.set_policy, choice, columns)
+            return
 
     async def _watch(self, engine: Engine) -> None:
         """Readiness follows the engine; a loop that has failed ends the process."""

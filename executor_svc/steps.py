@@ -75,7 +75,7 @@ class Steps:
 
     def _append(self, request: LiveRequest, token: int, now_us: int) -> None:
         if request.waits:
-            self._registry.waiting_tokens += 1
+            self._registry.waiting_token_added(request)
         request.append(token)
         slot = request.slot
         self._registry.generated_tokens[slot] += 1

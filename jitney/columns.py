@@ -124,7 +124,7 @@ class RunningTable(Table):
     policy_a: I64 = _column("i8", "policy", writer="scheduler")
     policy_b: I64 = _column("i8", "policy", writer="scheduler")
     loading: U8 = _column("u1", "flag")
-    features: U64 = _column("u8", "packed counts")
+    features: U64 = _column("u8", "packed counts, see jitney.features")
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ class WaitingTable(Table):
     ttft_deadline_us: I64 = _column("i8", "us", unknown=0)
     deadline_us: I64 = _column("i8", "us", unknown=0)
     generated_tokens: I32 = _column("i4", "tokens")
-    features: U64 = _column("u8", "packed counts")
+    features: U64 = _column("u8", "packed counts, see jitney.features")
 
 
 @dataclass(frozen=True)
@@ -199,6 +199,7 @@ class EndedTable(Table):
     generated_tokens: I32 = _column("i4", "tokens")
     predicted_p50: I32 = _column("i4", "tokens", unknown=-1)
     outcome: U8 = _column("u1", "Outcome", unknown=0)
+    features: U64 = _column("u8", "packed counts, see jitney.features")
 
 
 @dataclass(frozen=True)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 from jitney.decision import Decision
 from jitney.scheduler_codec import decode_decision, decode_snapshot, encode_decision, encode_snapshot
 from jitney.snapshot import Snapshot
-from scheduler_svc.build import BUILD
 from scheduler_svc.decide import decide
 from simulator.clock import VirtualClock
 
@@ -46,7 +44,7 @@ class VirtualScheduler:
         def answer() -> None:
             if asked != self._asked:
                 return
-            decided = encode_decision(replace(decide(decode_snapshot(shown)), build=BUILD))
+            decided = encode_decision(decide(decode_snapshot(shown)))
             if self.log is not None:
                 self.log.append((shown, decided))
             self._decision = decode_decision(decided)

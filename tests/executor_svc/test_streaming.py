@@ -69,7 +69,7 @@ class PlayedEngine:
     def explain(self, client_id: str) -> tuple[int, Snapshot | None, list[str]]:
         return 1, self.snapshot, ["arrived"]
 
-    def set_policy(self, choice: PolicyChoice) -> int:
+    def set_policy(self, choice: PolicyChoice, waiting_columns: frozenset[str] | None = None) -> int:
         return 1
 
     async def answer(self, index: int = 0) -> Answer:
@@ -99,9 +99,10 @@ class PlayedAdvice:
             raise self.error
         return scheduler_pb2.Explanation(state="running")
 
-    async def try_policy(self, choice: PolicyChoice) -> None:
+    async def try_policy(self, choice: PolicyChoice) -> frozenset[str] | None:
         if self.error is not None:
             raise self.error
+        return None
 
 
 @pytest.fixture(scope="module")
