@@ -26,10 +26,12 @@ from jitney.snapshot import MAX_CANDIDATES, HorizonKind, Snapshot
 from scheduler_svc.accepts import accept
 from scheduler_svc.admission import Boarding, board, hopeless, refusals
 from scheduler_svc.budget import Budget, Reserve, reserve_for
-from scheduler_svc.build import BUILD
 from scheduler_svc.candidates import next_candidates
 from scheduler_svc.chunking import deal, top_up
-from scheduler_svc.policies import choose
+from scheduler_svc.memory import Memory
+from scheduler_svc.ordering import first_waiting, running_order
+from scheduler_svc.policies import BUILT_IN, PolicyBook
+from scheduler_svc.policies.base import Ranking
 from scheduler_svc.preemption import Relief, coast_order, relieve
 from scheduler_svc.reasons import count_reasons
 from scheduler_svc.running import RunningRows, plan_rows
@@ -40,6 +42,7 @@ class Plan:
     """A decision with what led to it, for `explain`."""
 
     decision: Decision
+    ranking: Ranking
     rows: RunningRows
     tokens: I64  # [R] of `rows`
     relief: Relief
@@ -48,21 +51,23 @@ class Plan:
     order: I64  # the first waiting requests, without refused ones
 
 
-def decide(snapshot: Snapshot) -> Decision:
+def decide(snapshot: Snapshot, policies: PolicyBook = BUILT_IN) -> Decision:
     """What the executor is to do in `snapshot.step`. InvalidRequest for a policy or setting that is not built.
 
     `snapshot` is one that `jitney.snapshot_checks.check` lets pass.
     """
-    return plan(snapshot).decision
+    return plan(snapshot, policies).decision
 
 
-def plan(snapshot: Snapshot) -> Plan:
+def plan(snapshot: Snapshot, policies: PolicyBook = BUILT_IN) -> Plan:
     """`decide`, with its reasons."""
     settings, waiting = snapshot.settings, snapshot.waiting.rows
-    policy = choose(snapshot.policy)
+    policy, memory = policies.choose(snapshot.policy), Memory.read(snapshot.memory)
     accept(snapshot, policy)
+    ranking = policy.rank(snapshot, memory.get(policy.name, policy.memory_version))
+    memory.put(policy.name, policy.memory_version, ranking.memory)
     budget = Budget.of(snapshot)
-    rows = plan_rows(snapshot, policy.order_running(snapshot))
+    rows = plan_rows(snapshot, *running_order(snapshot, ranking))
     lost = hopeless(snapshot)
     refused = refusals(snapshot, lost)
 
@@ -78,7 +83,7 @@ def plan(snapshot: Snapshot) -> Plan:
     budget.tokens -= int(tokens.sum())
 
     reserve = reserve_for(snapshot, remaining, tokens[stays])
-    order = policy.first_waiting(snapshot, max(budget.rows, 0) + 1 + MAX_CANDIDATES + len(refused))
+    order = first_waiting(snapshot, ranking, max(budget.rows, 0) + 1 + MAX_CANDIDATES + len(refused))
     order = order if lost is None else order[~lost[order]]
     closed = len(relief.victims) > 0 or bool(relief.starved.any())
     boarding = board(snapshot, order, remaining, budget, reserve, closed=closed)
@@ -94,7 +99,7 @@ def plan(snapshot: Snapshot) -> Plan:
         step=snapshot.step,
         attempt=snapshot.attempt,
         snapshot_digest=snapshot.digest,
-        build=BUILD,
+        build=policies.build,
         run=RunColumns(id=rows.id[runs], tokens=tokens[runs].astype(np.int32)),
         admit=boarding.columns(snapshot),
         preempt=_preempt_columns(rows, relief),
@@ -102,13 +107,16 @@ def plan(snapshot: Snapshot) -> Plan:
         coast_victims=coast_order(remaining),
         horizon_kind=HorizonKind.STEPS,
         horizon_steps=1,
+        wake_at_us=ranking.wake_at_us,
         waiting_reasons=count_reasons(left, boarding, rows, tokens, relief),
+        memory=memory.write(policy.name),
         refusals=refused,
+        policy_updates=ranking.updates,
         chunk_cap_tokens=settings.chunk_cap_tokens,
         block_reserve=settings.block_reserve,
         needed_blocks=needed,
     )
-    return Plan(decision, rows, tokens, relief, reserve, boarding, order)
+    return Plan(decision, ranking, rows, tokens, relief, reserve, boarding, order)
 
 
 def _preempt_columns(rows: RunningRows, relief: Relief) -> PreemptColumns:

@@ -12,7 +12,8 @@ from jitney.errors import Missing
 from jitney.snapshot import Snapshot
 from scheduler_svc.admission import Wait
 from scheduler_svc.decide import Plan, plan
-from scheduler_svc.policies import choose
+from scheduler_svc.ordering import first_waiting
+from scheduler_svc.policies import BUILT_IN, PolicyBook
 from scheduler_svc.reasons import SHARED_BY_ALL, row_reason
 
 
@@ -29,9 +30,9 @@ class Explanation:
     ahead: int = 0
 
 
-def explain(snapshot: Snapshot, request: int) -> Explanation:
+def explain(snapshot: Snapshot, request: int, policies: PolicyBook = BUILT_IN) -> Explanation:
     """Of one request of the snapshot. Missing if the snapshot does not name it."""
-    planned = plan(snapshot)
+    planned = plan(snapshot, policies)
     for refusal in planned.decision.refusals:
         if refusal.id == request:
             sentence = f"needs {refusal.value} blocks, the pool has {refusal.limit}: it is refused"
@@ -78,7 +79,7 @@ def _waiting(snapshot: Snapshot, planned: Plan, row: int) -> Explanation:
         tokens, blocks = boarding.tokens[place], boarding.blocks[place]
         begins = f"with {tokens} tokens" if tokens else "and waits for a prefix that is being computed"
         return Explanation("admitted", f"boards {begins}, takes {blocks} blocks", needed=blocks, available=blocks)
-    order = choose(snapshot.policy).first_waiting(snapshot, snapshot.waiting.rows)
+    order = first_waiting(snapshot, planned.ranking, snapshot.waiting.rows)
     gone = np.isin(snapshot.waiting.id[order], np.array([r.id for r in planned.decision.refusals], np.uint64))
     line = [other for other in order[~gone].tolist() if other not in set(boarding.rows)]
     ahead = line.index(row)

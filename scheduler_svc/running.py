@@ -19,6 +19,7 @@ class RunningRows:
     """Running rows in the policy's order, [R] each. Token counts are as of the end of the launched steps."""
 
     id: U64
+    rank_class: I64  # a waiting request of a lower class may take the row's place
     planned: I64  # tokens whose KV will be in the pool
     known: I64  # tokens that will exist: prompt and generated; the last one has no KV yet
     wanted: I64  # tokens that the row can compute, at most to the end of its next block; 0: it sits out
@@ -55,8 +56,8 @@ class RunningRows:
         return RunningRows(**{k: v if k == "block_tokens" else v[mask] for k, v in picked.items()})
 
 
-def plan_rows(snapshot: Snapshot, order: I64) -> RunningRows:
-    """The running rows in `order`.
+def plan_rows(snapshot: Snapshot, order: I64, classes: I64) -> RunningRows:
+    """The running rows in `order`; `classes` [R] are those of the table's rows.
 
     A launched step that reaches the end of what is known samples one more token; so a row always wants at least one,
     until the token that completes its answer is in flight. A chunk ends with its row's last block, since a prompt's
@@ -79,6 +80,7 @@ def plan_rows(snapshot: Snapshot, order: I64) -> RunningRows:
     idle = joined | loading | (planned >= final)
     return RunningRows(
         id=table.id[order],
+        rank_class=classes[order],
         planned=planned,
         known=known,
         wanted=np.where(idle, 0, np.clip(known - planned, 0, np.maximum(room, 0))),

@@ -24,7 +24,7 @@ from scheduler_svc.build import BUILD
 from scheduler_svc.config import SERVICE, SchedulerConfig
 from scheduler_svc.decide import decide
 from scheduler_svc.explain import explain
-from scheduler_svc.policies import POLICIES
+from scheduler_svc.policies import BUILT_IN
 from scheduler_svc.policies.base import COMMON_WAITING_COLUMNS
 
 SERVICE_NAME: Final = "jitney.scheduler.v1.Scheduler"
@@ -131,6 +131,6 @@ async def _list_policies(
                 ],
                 waiting_columns=sorted(COMMON_WAITING_COLUMNS + policy.waiting_columns),
             )
-            for policy in POLICIES
+            for policy in BUILT_IN.kinds
         ],
     )

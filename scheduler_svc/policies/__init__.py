@@ -2,50 +2,64 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Final
+
 from jitney.errors import InvalidRequest
 from jitney.snapshot import PolicyChoice
-from scheduler_svc.policies.base import Policy
+from scheduler_svc.build import BUILD
+from scheduler_svc.policies.base import Parameter, Policy
 from scheduler_svc.policies.fcfs import Fcfs
 
-POLICIES: tuple[type[Policy], ...] = (Fcfs,)
-"""Sorted by name."""
 
+@dataclass(frozen=True, slots=True)
+class PolicyBook:
+    """The policies that a scheduler knows, sorted by name, and the build that it decides as."""
 
-def choose(choice: PolicyChoice) -> Policy:
-    """The policy of that name. InvalidRequest if this build does not have it, or for a parameter, a value of one or a
-    table that it does not take."""
-    kind = next((policy for policy in POLICIES if policy.name == choice.name), None)
-    if kind is None:
-        names = ", ".join(policy.name for policy in POLICIES)
-        raise InvalidRequest(
-            f"policy {choice.name!r} is unknown, there are: {names}",
-            field="policy.name",
-            limit=names,
-            value=choice.name,
-        )
-    known = {parameter.name: parameter for parameter in kind.parameters}
-    for name, value in choice.parameters:
-        if name not in known:
-            names = ", ".join(known) or "none"
+    kinds: tuple[type[Policy], ...]
+    build: str
+
+    def choose(self, choice: PolicyChoice) -> Policy:
+        """The policy of that name. InvalidRequest if it is not in the book, or for a parameter, a value of one or a
+        table that it does not take."""
+        kind = next((policy for policy in self.kinds if policy.name == choice.name), None)
+        if kind is None:
+            names = ", ".join(policy.name for policy in self.kinds)
             raise InvalidRequest(
-                f"policy {kind.name} has no parameter {name!r}, there are: {names}",
-                field=f"policy.parameters.{name}",
+                f"policy {choice.name!r} is unknown, there are: {names}",
+                field="policy.name",
                 limit=names,
-                value=name,
+                value=choice.name,
             )
-        low, high = known[name].minimum, known[name].maximum
-        if not low <= value <= high:
+        known = {parameter.name: parameter for parameter in kind.parameters}
+        for name, value in choice.parameters:
+            _check(kind.name, known, name, value)
+        if choice.tables:
             raise InvalidRequest(
-                f"policy {kind.name}: {name} is {value}, allowed is {low} to {high}",
-                field=f"policy.parameters.{name}",
-                limit=f"{low} to {high}",
-                value=value,
+                f"policy {kind.name} reads no tables, got {choice.tables[0].name!r}",
+                field="policy.tables",
+                limit="none",
+                value=choice.tables[0].name,
             )
-    if choice.tables:
+        return kind(choice)
+
+
+def _check(policy: str, known: dict[str, Parameter], name: str, value: int) -> None:
+    field = f"policy.parameters.{name}"
+    if name not in known:
+        names = ", ".join(known) or "none"
         raise InvalidRequest(
-            f"policy {kind.name} reads no tables, got {choice.tables[0].name!r}",
-            field="policy.tables",
-            limit="none",
-            value=choice.tables[0].name,
+            f"policy {policy} has no parameter {name!r}, there are: {names}", field=field, limit=names, value=name
         )
-    return kind()
+    low, high = known[name].minimum, known[name].maximum
+    if not low <= value <= high:
+        raise InvalidRequest(
+            f"policy {policy}: {name} is {value}, allowed is {low} to {high}",
+            field=field,
+            limit=f"{low} to {high}",
+            value=value,
+        )
+
+
+BUILT_IN: Final = PolicyBook((Fcfs,), BUILD)
+"""All that this build brings along."""

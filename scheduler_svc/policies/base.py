@@ -1,22 +1,24 @@
-"""What a policy is: an order of the running rows and of the waiting requests, most important first.
+"""What a policy is: a ranking of the running rows and of the waiting requests.
 
 Everything else (budgets, blocks, chunks, who gives way at what cost) is common to all policies. A policy has no state:
-what it must remember travels in the snapshot.
+what it must remember travels in the snapshot, as bytes of its own and as two columns of each request that has run.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
-from jitney.columns import I64, U64
-from jitney.snapshot import Snapshot
+from jitney.columns import I64, PolicyColumnUpdates
+from jitney.decision import Refusal
+from jitney.snapshot import PolicyChoice, Snapshot
 
-COMMON_WAITING_COLUMNS = ("tokens", "new_tokens", "preemptions")
-"""Columns of the waiting table that every decision reads, beside id."""
+COMMON_WAITING_COLUMNS = ("tokens", "new_tokens", "preemptions", "tenant")
+"""Columns of the waiting table that every decision reads, beside id: 21 bytes a row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,43 +32,54 @@ class Parameter:
     default: int
 
 
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """Keys of each running row [R] and of each waiting request [W]: integers, smaller first, the most significant
+    key first; what they leave equal is ordered by id, which rises with arrival.
+
+    Where classes are given they come before all keys, and a waiting request takes the place of a running row of a
+    higher class (cheapest first, among those of the highest class) when rows or blocks are short.
+    """
+
+    running: tuple[NDArray[np.integer], ...] = ()
+    waiting: tuple[NDArray[np.integer], ...] = ()
+    running_class: I64 | None = None
+    waiting_class: I64 | None = None
+    wake_at_us: int = 0  # when the ranking changes by itself; 0: never
+    memory: bytes = b""  # what the policy is given next time
+    updates: PolicyColumnUpdates = field(default_factory=PolicyColumnUpdates)
+    refusals: tuple[Refusal, ...] = ()  # of waiting requests
+
+
 class Policy(ABC):
-    """Orders by integers alone, ties by (arrival, id), so that equal snapshots give equal orders on any machine."""
+    """Ranks by integers alone, so that equal snapshots give equal orders on any machine."""
 
     name: ClassVar[str]
     summary: ClassVar[str]
     parameters: ClassVar[tuple[Parameter, ...]] = ()
     waiting_columns: ClassVar[tuple[str, ...]] = ()
     """What it reads of the waiting table beside id and the common columns; at most 40 bytes a row in all."""
+    memory_version: ClassVar[int] = 1
+    """Of the bytes that it remembers: of another version, they count as absent."""
+
+    def __init__(self, choice: PolicyChoice | None = None) -> None:
+        """Takes the parameters of a choice that `PolicyBook.choose` has found in order."""
+        self._values = {parameter.name: parameter.default for parameter in self.parameters}
+        self._values |= dict(choice.parameters) if choice is not None else {}
+
+    def value(self, name: str) -> int:
+        """Of a parameter: as the operator set it, or its default."""
+        return self._values[name]
 
     @abstractmethod
-    def order_running(self, snapshot: Snapshot) -> I64:
-        """All rows of the running table [R]; the last ones are the first to give way."""
-
-    @abstractmethod
-    def first_waiting(self, snapshot: Snapshot, count: int) -> I64:
-        """The first `count` rows of the waiting table, or all if there are fewer."""
+    def rank(self, snapshot: Snapshot, memory: bytes) -> Ranking:
+        """Ranks all; `memory` is what the last ranking returned, empty at first."""
 
 
-def smallest(key: I64, ids: U64, count: int) -> I64:
-    """Rows of the `count` smallest (key, id), in that order; `ids` are distinct.
-
-    The k-th value is looked for first and only what is not above it is sorted: the order in which a partition leaves
-    its elements differs between machines, its k-th value does not.
-    """
-    if count >= len(key):
-        return np.lexsort((ids, key))
-    if count <= 0:
-        return np.empty(0, np.int64)
-    if bool((key[1:] >= key[:-1]).all()):
-        kth = key[count - 1]
-        low, high = np.searchsorted(key, kth, "left"), np.searchsorted(key, kth, "right")
-        below, ties = np.arange(low), np.arange(low, high)
-    else:
-        kth = np.partition(key, count - 1)[count - 1]
-        below, ties = np.flatnonzero(key < kth), np.flatnonzero(key == kth)
-    room = count - len(below)
-    if room < len(ties):
-        ties = ties[ids[ties] <= np.partition(ids[ties], room - 1)[room - 1]]
-    rows = np.concatenate((below, ties))
-    return rows[np.lexsort((ids[rows], key[rows]))]
+def policy_columns(snapshot: Snapshot) -> tuple[I64, I64]:
+    """The policy's own columns a and b of all waiting requests [W]; 0 for those that have not run."""
+    table, rows = snapshot.waiting_policy, snapshot.waiting.rows
+    a, b = np.zeros(rows, np.int64), np.zeros(rows, np.int64)
+    place = table.policy_row
+    a[place], b[place] = table.policy_a, table.policy_b
+    return a, b

@@ -11,8 +11,9 @@ import pytest
 from jitney.errors import InvalidRequest
 from jitney.snapshot import Batching, HorizonKind, PolicyChoice, PolicyTable, Settings, Snapshot
 from scheduler_svc.decide import decide
-from scheduler_svc.policies import POLICIES, choose
-from scheduler_svc.policies.base import COMMON_WAITING_COLUMNS, smallest
+from scheduler_svc.ordering import first_waiting, running_order, smallest
+from scheduler_svc.policies import BUILT_IN
+from scheduler_svc.policies.base import COMMON_WAITING_COLUMNS, Ranking
 from tests.support.situations import running, waiting
 
 
@@ -24,24 +25,28 @@ def test_smallest_is_a_prefix_of_the_sorted_rows() -> None:
         keys = sorted(keys) if rand.random() < 0.5 else keys
         ids = rand.sample(range(1, 1000), n)
         for count in (0, 1, n // 2, n, n + 3):
-            rows = smallest(np.array(keys, np.int64), np.array(ids, np.uint64), count)
+            rows = smallest((np.array(keys, np.int64),), np.array(ids, np.uint64), count)
             assert rows.tolist() == sorted(range(n), key=lambda i: (keys[i], ids[i]))[:count]
+
+
+def ranked(snapshot: Snapshot) -> Ranking:
+    return BUILT_IN.choose(snapshot.policy).rank(snapshot, b"")
 
 
 def test_fcfs_goes_by_arrival_then_id_and_ignores_priority() -> None:
     table = waiting(
         {"arrival_us": 5, "priority": 100}, {"arrival_us": 3}, {"arrival_us": 3, "id": 7}, {"arrival_us": 4}
     )
-    order = choose(PolicyChoice("fcfs")).first_waiting(Snapshot(waiting=table), 3)
+    order = first_waiting(Snapshot(waiting=table), ranked(Snapshot(waiting=table)), 3)
     assert table.id[order].tolist() == [7, 102, 104]
-    rows = running({"arrival_us": 2}, {"arrival_us": 1, "priority": -100})
-    assert choose(PolicyChoice("fcfs")).order_running(Snapshot(running=rows)).tolist() == [1, 0]
+    rows = Snapshot(running=running({"arrival_us": 2}, {"arrival_us": 1, "priority": -100}))
+    assert running_order(rows, ranked(rows))[0].tolist() == [1, 0]
 
 
 def test_policies_are_listed_by_name_and_read_at_most_40_bytes_a_row() -> None:
-    assert [policy.name for policy in POLICIES] == sorted({policy.name for policy in POLICIES})
+    assert [policy.name for policy in BUILT_IN.kinds] == sorted({policy.name for policy in BUILT_IN.kinds})
     sizes = {column.name: column.dtype.itemsize for column, _ in waiting().columns()}
-    for policy in POLICIES:
+    for policy in BUILT_IN.kinds:
         assert sizes["id"] + sum(sizes[name] for name in COMMON_WAITING_COLUMNS + policy.waiting_columns) <= 40
 
 

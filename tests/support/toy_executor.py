@@ -114,6 +114,7 @@ class ToyExecutor:
                 tokens=np.array([r.known for r in self.waiting], np.int32),
                 new_tokens=np.array([r.max_new - r.generated for r in self.waiting], np.int32),
                 preemptions=np.array([r.preemptions for r in self.waiting], np.uint8),
+                tenant=np.array([0 for _ in self.waiting], np.uint32),
             ),
             candidates=CandidateTable(),
         )
