@@ -89,6 +89,7 @@ class Candidates:
             pending_blocks=np.array([h.pending_blocks for _, h, _ in rows], np.int32),
             pending_owner=np.array([h.pending_owner for _, h, _ in rows], np.uint64),
             lookup_step=np.array([s for _, _, s in rows], np.uint64),
+            features=np.array([self._registry.features[self._registry.by_id[i].slot] for i, _, _ in rows], np.uint64),
         )
 
     def _waits(self, request_id: int) -> bool:

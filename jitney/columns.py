@@ -184,6 +184,7 @@ class CandidateTable(Table):
     pending_blocks: I32 = _column("i4", "blocks", writer="cache")
     pending_owner: U64 = _column("u8", "request", unknown=0, writer="cache")
     lookup_step: U64 = _column("u8", "step")
+    features: U64 = _column("u8", "packed counts, see jitney.features")
 
 
 @dataclass(frozen=True)
