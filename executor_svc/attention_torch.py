@@ -1,8 +1,9 @@
 """Paged attention by torch alone: the bit-invariant fallback, and the plain path that people normally write.
 
-`TorchAttention` computes each query by itself on one thread (matrix products split their sums over threads), from
-operations whose shapes depend on that query's position only, so that its bits depend on nothing else. `PlainAttention` gathers a row's context and calls scaled_dot_product_attention,
-whose sums depend on the chunk; it is there to be compared with.
+`TorchAttention` computes each query by itself, from operations whose shapes depend on that query's position only, on
+one thread (matrix products split their sums over threads), so that its bits depend on nothing else. `PlainAttention`
+gathers a row's context and calls scaled_dot_product_attention, whose sums depend on the chunk; it is there to be
+compared with.
 """
 
 from __future__ import annotations

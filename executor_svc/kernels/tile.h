@@ -186,7 +186,7 @@ INLINE void weigh_block(const float *weights, const char *const *values, int64_t
         default: CALL(6); break;  \
     }
 
-INLINE void score_rows(const Rows *w, int64_t row, int64_t strip, int64_t rows, int64_t positions) {
+ONCE void score_rows(const Rows *w, int64_t row, int64_t strip, int64_t rows, int64_t positions) {
     const float *q = w->q + row * w->head_size;
     float *scores = w->scores + row * TILE + strip;
     for (int64_t t = 0; t < positions; t += VN * VW) {
@@ -196,8 +196,8 @@ INLINE void score_rows(const Rows *w, int64_t row, int64_t strip, int64_t rows, 
     }
 }
 
-INLINE void weigh_rows(const Rows *w, int64_t row, const char *const *values, int64_t offset, int64_t from, int64_t to,
-                       float *accs, int64_t rows, int half) {
+INLINE void weigh_any(const Rows *w, int64_t row, const char *const *values, int64_t offset, int64_t from, int64_t to,
+                      float *accs, int64_t rows, int half) {
     const float *weights = w->scores + row * TILE;
     float *acc = accs + row * w->padded;
     int64_t column = 0;
@@ -211,6 +211,21 @@ INLINE void weigh_rows(const Rows *w, int64_t row, const char *const *values, in
         FOR_ROWS(rows, CALL)
 #undef CALL
     }
+}
+
+ONCE void weigh_halves(const Rows *w, int64_t row, const char *const *values, int64_t offset, int64_t from, int64_t to,
+                       float *accs, int64_t rows) {
+    weigh_any(w, row, values, offset, from, to, accs, rows, 1);
+}
+
+ONCE void weigh_floats(const Rows *w, int64_t row, const char *const *values, int64_t offset, int64_t from, int64_t to,
+                       float *accs, int64_t rows) {
+    weigh_any(w, row, values, offset, from, to, accs, rows, 0);
+}
+
+INLINE void weigh_rows(const Rows *w, int64_t row, const char *const *values, int64_t offset, int64_t from, int64_t to,
+                       float *accs, int64_t rows, int half) {
+    (half ? weigh_halves : weigh_floats)(w, row, values, offset, from, to, accs, rows);
 }
 
 INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }

@@ -18,6 +18,7 @@
 #define JOIN(a, b) JOIN_(a, b)
 #define NAME(f) JOIN(f, ISA)
 #define INLINE static inline __attribute__((always_inline))
+#define ONCE static __attribute__((noinline)) /* large, and called from several places */
 
 #if defined(ISA_AVX512)
 #define VW 16

@@ -1,0 +1,78 @@
+"""Kernels with one mistake each: the checks of the conformance suite must see every one of them."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from executor_svc.attention_native import NativeAttention
+from executor_svc.kernels import build
+from executor_svc.kernels.library import Library, load, open_library
+from tests.support.attention_cases import Content, Span
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(build.find_compiler() is None, reason="no C compiler"),
+]
+
+SPANS = (Span(0, 100, 100), Span(1, 306, 4), Span(2, 17))
+MUTANTS = {
+    "sees the next token": ("tile.h", "row / w->group + 1;", "row / w->group + 2;"),
+    "does not see itself": ("tile.h", "row / w->group + 1;", "row / w->group;"),
+    "counts lanes behind the context": (
+        "tile.h",
+        "v_pick(valid, v_exp2(v_load(scores + whole) - v_set(peak)), v_set(0.0f))",
+        "v_exp2(v_load(scores + whole) - v_set(peak))",
+    ),
+    "weighs some positions twice": ("tile.h", "if (shared < from) shared = from;", ""),
+    "forgets to scale the tiles before": ("tile.h", "now, v_set(*sum) * before)[0]", "now, v_set(*sum))[0]"),
+    "takes the values of the next token": (
+        "paged_attention.c",
+        "tile->values[t] = key + job->block_tokens * token;",
+        "tile->values[t] = key + (job->block_tokens - 1) * token;",
+    ),
+    "rounds a lone row otherwise": (
+        "tile.h",
+        "sums[r][j] = v_fma(p, v[j], sums[r][j]);",
+        "sums[r][j] = rows > 1 ? v_fma(p, v[j], sums[r][j]) : sums[r][j] + p * v[j] * v_set(1.0000001f);",
+    ),
+    "stores rounded towards zero": ("pool.c", "v_load(from + i))", "v_load(from + i) * v_set(0.9998f))"),
+}
+
+
+def is_right(library: Library) -> bool:
+    """Whether the best kernels give the right numbers, and the same bits for the same row in other company."""
+    content = Content([span.end for span in SPANS], kv_heads=2, group=3)
+    outs = []
+    for split in (False, True):
+        backend = NativeAttention(content.shape, library)
+        backend.pool.fill_(float("nan"))
+        before = [Span(i, span.end - span.queries, span.end - span.queries) for i, span in enumerate(SPANS)][1:]
+        content.run(backend, before)
+        steps = [[Span(s.sequence, s.end - s.queries + i + 1) for i in range(s.queries)] for s in SPANS]
+        parts = [content.run(backend, [one]) for step in steps for one in step] if split else []
+        outs.append(torch.cat(parts) if split else content.run(backend, SPANS))
+    close = np.allclose(outs[0].numpy(), content.expected(SPANS), rtol=2e-5, atol=5e-6)
+    return close and torch.equal(*outs)
+
+
+@pytest.mark.parametrize("mutant", [None, *MUTANTS])
+def test_mutant(mutant: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Untouched sources pass, mutants do not."""
+    library = load()
+    assert library is not None
+    best = library.isas[0]
+    flags = build.isa_flags()[best]
+    monkeypatch.setattr(build, "isa_flags", lambda: {best: flags})
+    for path in (*build.HERE.glob("*.c"), *build.HERE.glob("*.h")):
+        shutil.copy(path, tmp_path)
+    if mutant is not None:
+        name, old, new = MUTANTS[mutant]
+        text = (tmp_path / name).read_text()
+        assert text.count(old) == 1
+        (tmp_path / name).write_text(text.replace(old, new))
+    assert is_right(open_library(tmp_path)) == (mutant is None)
