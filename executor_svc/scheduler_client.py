@@ -14,7 +14,7 @@ import concurrent.futures
 import contextlib
 import time
 from collections import deque
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -67,12 +67,16 @@ class SchedulerClient:
         timeout_s: float = 1.0,
         rotate: bool = False,
         tls_ca: Path | None = None,
+        record: Callable[[bytes, bytes, int], None] | None = None,
     ) -> None:
+        """`record` is given every snapshot that was answered, the decision, and the round trip in microseconds; on
+        the asyncio loop, so it must not block."""
         if not addresses:
             raise InvalidRequest("a scheduler's address is needed", field="schedulers", limit="at least 1", value=0)
         self._clock, self._loop = clock, loop
         self._replicas = [_Replica(address, timeout_s, tls_ca) for address in addresses]
         self._rotate = rotate
+        self._record = record
         self._current = 0
         self._wake = asyncio.Event()
         self._wanted: _Question | None = None
@@ -142,7 +146,7 @@ class SchedulerClient:
         attempt, data, refused, pause_s = question.attempt, question.data, 0, FIRST_PAUSE_S
         while question is self._wanted:
             try:
-                decision = await self._replicas[self._current].ask(data, self._wake)
+                answer, decision = await self._replicas[self._current].ask(data, self._wake)
                 _check_answer(decision, question, data)
             except JitneyError as error:
                 refused = refused + 1 if isinstance(error, InvalidRequest) else 0
@@ -155,7 +159,9 @@ class SchedulerClient:
                 if (attempt - question.attempt) % len(self._replicas) == 0:
                     pause_s = await self._pause(pause_s)
                 continue
-            self._deliver(question, decision)
+            round_trip_us = self._deliver(question, decision)
+            if self._record is not None:
+                self._record(data, answer, round_trip_us)
             return
 
     async def _connect(self) -> None:
@@ -190,16 +196,17 @@ class SchedulerClient:
         self.failovers += 1
         self._current = (self._current + 1) % len(self._replicas)
 
-    def _deliver(self, question: _Question, decision: Decision) -> None:
+    def _deliver(self, question: _Question, decision: Decision) -> int:
         self._settled = question
-        place = self.answered % KEPT_ROUND_TRIPS
-        self._round_trips_us[place] = (time.perf_counter_ns() - question.asked_ns) // 1000
+        took_us = (time.perf_counter_ns() - question.asked_ns) // 1000
+        self._round_trips_us[self.answered % KEPT_ROUND_TRIPS] = took_us
         self.answered += 1
         self.connected = True
         self.last_error = None
         self._replicas[self._current].answers = True
         self._answers.append((question, decision))
         self._clock.ring()
+        return took_us
 
 
 class _Replica:
@@ -222,8 +229,9 @@ class _Replica:
         """Opens a stream. JitneyError if the replica does not answer in time."""
         await self._within(self._open(bell))
 
-    async def ask(self, data: bytes, bell: asyncio.Event) -> Decision:
-        """The decision for a serialised snapshot. JitneyError, and the stream is gone, if there is none in time."""
+    async def ask(self, data: bytes, bell: asyncio.Event) -> tuple[bytes, Decision]:
+        """The decision for a serialised snapshot, as it came and read. JitneyError, and the stream is gone, if there is
+        none in time."""
         return await self._within(self._ask(data, bell))
 
     async def close(self) -> None:
@@ -260,14 +268,14 @@ class _Replica:
         call.add_done_callback(lambda _: bell.set())
         await call.wait_for_connection()
 
-    async def _ask(self, data: bytes, bell: asyncio.Event) -> Decision:
+    async def _ask(self, data: bytes, bell: asyncio.Event) -> tuple[bytes, Decision]:
         await self._open(bell)
         call = self._call
         await call.write(data)
         answer = await call.read()
         if answer is grpc.aio.EOF:
             raise Away(f"{self.address} ended the stream")
-        return decode_decision(answer)
+        return answer, decode_decision(answer)
 
     def _drop(self) -> None:
         call, self._call = self._call, None
