@@ -50,6 +50,8 @@ class ExecutorConfig(ServingConfig):
     policy_parameters: tuple[str, ...] = option((), "Its parameters as name=integer, comma separated")
     coast_after_ms: int = option(50, "How late a decision may be before running rows go on without it", minimum=1)
     scheduler_timeout_s: float = option(1.0, "How long one scheduler has for one decision", minimum=0.01, maximum=60)
+    decision_log: Path | None = option(None, "Folder of the log of every decision; absent: none is kept")
+    decision_log_mib: int = option(256, "MiB that the decision log may take; the oldest goes", minimum=1)
     rotate_schedulers: bool = option(False, "Ask another scheduler at each step")
     cache_timeout_s: float = option(60.0, "How long to wait for the cache at start", minimum=0, maximum=86400)
 

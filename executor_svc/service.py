@@ -19,6 +19,7 @@ from executor_svc.advice import SchedulerAdvice
 from executor_svc.cache_client import CacheClient, CachePool
 from executor_svc.clock import MonotonicClock
 from executor_svc.config import SERVICE, ExecutorConfig
+from executor_svc.decision_log import DecisionRecorder
 from executor_svc.door import Door
 from executor_svc.engine import Engine
 from executor_svc.hasher import HashWorker
@@ -62,6 +63,7 @@ class Executor:
         self._service = ExecutorService(config.limits(), config.cached_price_ppm)
         self._closing = contextlib.AsyncExitStack()  # what to end, last begun first
         self._engine: Engine | None = None
+        self._recorder: DecisionRecorder | None = None
         self._spans: RequestSpans = {}
         self._incarnation = time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1000
         executor_pb2_grpc.add_ExecutorServicer_to_server(self._service, server.grpc)
@@ -70,6 +72,9 @@ class Executor:
 
     async def prepare(self) -> None:
         """Loads the model, opens the cache, starts the loop. Raises JitneyError, in one sentence."""
+        if self._config.decision_log is not None:
+            self._recorder = DecisionRecorder(self._config.decision_log, self._config.decision_log_mib << 20)
+            self._closing.push_async_callback(asyncio.to_thread, self._recorder.close)
         tokenizer, model = await asyncio.to_thread(load_model, self._config)
         info = model.info
         self._log.info("model", **_described(info))
@@ -121,6 +126,7 @@ class Executor:
             timeout_s=config.scheduler_timeout_s,
             rotate=config.rotate_schedulers,
             tls_ca=config.scheduler_ca,
+            record=self._recorder.record if self._recorder is not None else None,
         )
         traced = TracedModel(model, config.name, self._incarnation, self._spans, lambda: loop.registry.running)
         runner = ModelRunner(traced if tracing.enabled() else model, clock)
