@@ -12,7 +12,7 @@ import numpy as np
 from jitney.decision import Decision, PreemptionMode, WaitReason
 from jitney.snapshot import Blocks, Rates, Settings, Snapshot, TierRoom
 from scheduler_svc.decide import decide
-from scheduler_svc.preemption import cheapest_cover
+from scheduler_svc.costs import cheapest_cover
 from tests.support.decision_checks import check_decision
 from tests.support.situations import ending, running, waiting
 

@@ -123,7 +123,8 @@ def test_explain_and_list_policies() -> None:
         listed = await stub.ListPolicies(pb.ListPoliciesRequest())
         assert listed.contract_version == 1 and listed.build == BUILD
         assert [policy.name for policy in listed.policies] == ["fcfs"]
-        assert list(listed.policies[0].waiting_columns) == ["arrival_us", "new_tokens", "preemptions", "tenant", "tokens"]
+        read = ["arrival_us", "new_tokens", "preemptions", "tenant", "tokens"]
+        assert list(listed.policies[0].waiting_columns) == read
 
     with_server(test)
 
