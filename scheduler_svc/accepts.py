@@ -1,10 +1,10 @@
-"""What this build can decide: settings that it does not have and columns that it misses are refused by name."""
+"""What a decision needs to see: columns that are missing are refused by name."""
 
 from __future__ import annotations
 
 from jitney.columns import Table
 from jitney.errors import InvalidRequest
-from jitney.snapshot import Batching, HorizonKind, Snapshot
+from jitney.snapshot import Snapshot
 from scheduler_svc.policies.base import COMMON_WAITING_COLUMNS, Policy
 
 RUNNING_COLUMNS = (
@@ -25,16 +25,7 @@ CANDIDATE_COLUMNS = ("device_hit_blocks", "unheld_hit_blocks", "pending_blocks",
 
 
 def accept(snapshot: Snapshot, policy: Policy) -> None:
-    """InvalidRequest for a setting that is not built, or a column that is not sent."""
-    settings = snapshot.settings
-    if settings.batching is not Batching.CONTINUOUS:
-        _refuse("settings.batching", Batching.CONTINUOUS.name, settings.batching.name)
-    if settings.horizon_kind is not HorizonKind.STEPS:
-        _refuse("settings.horizon_kind", HorizonKind.STEPS.name, settings.horizon_kind.name)
-    if settings.horizon_steps != 1:
-        _refuse("settings.horizon_steps", 1, settings.horizon_steps)
-    if settings.target_tpot_us:
-        _refuse("settings.target_tpot_us", 0, settings.target_tpot_us)
+    """InvalidRequest for a column that is not sent."""
     _require(snapshot.running, "running", RUNNING_COLUMNS)
     _require(snapshot.waiting, "waiting", COMMON_WAITING_COLUMNS + policy.waiting_columns)
     _require(snapshot.candidates, "candidates", CANDIDATE_COLUMNS)
@@ -50,9 +41,3 @@ def _require(table: Table, field: str, names: tuple[str, ...]) -> None:
                 limit=rows,
                 value=len(getattr(table, name)),
             )
-
-
-def _refuse(field: str, limit: object, value: object) -> None:
-    raise InvalidRequest(
-        f"{field} is {value}, this build decides for {limit} only", field=field, limit=limit, value=value
-    )

@@ -17,7 +17,7 @@ import numpy as np
 from jitney.columns import I64, AdmitColumns
 from jitney.decision import Refusal, RefusalReason, WaitReason
 from jitney.snapshot import Settings, Snapshot
-from scheduler_svc.budget import GROWTH_HORIZON_TOKENS, Budget, Reserve
+from scheduler_svc.budget import Budget, Reserve, growth_tokens
 from scheduler_svc.candidates import NO_HITS, hits_by_request
 from scheduler_svc.chunking import long_share
 from scheduler_svc.running import Flags, RunningRows
@@ -44,6 +44,7 @@ class Boarding:
     blocks: list[int] = field(default_factory=list)  # beside its hits
     wanted: list[int] = field(default_factory=list)  # tokens to compute before its first new one; 0: it joins
     wait: Wait | None = None
+    kept: int = 0  # blocks for what they will generate
 
     def add(self, row: int, tokens: int, blocks: int, wanted: int) -> None:
         """One more."""
@@ -52,13 +53,22 @@ class Boarding:
         self.blocks.append(blocks)
         self.wanted.append(wanted)
 
-    def top_up(self, left: int, chunk_cap: int) -> None:
-        """Deals `left` tokens to the first chunks that could be larger."""
+    def top_up(self, left: int, chunk_cap: int) -> int:
+        """Deals `left` tokens to the first chunks that could be larger; returns what nobody took."""
         for place, wanted in enumerate(self.wanted):
             more = min(min(wanted, chunk_cap) - self.tokens[place], left)
             if more > 0:
                 self.tokens[place] += more
                 left -= more
+        return left
+
+    def without_joiners(self) -> Boarding:
+        """Only those that compute something themselves."""
+        computes = [place for place, wanted in enumerate(self.wanted) if wanted]
+        rows, tokens, blocks, wanted = (
+            [column[place] for place in computes] for column in (self.rows, self.tokens, self.blocks, self.wanted)
+        )
+        return Boarding(rows, tokens, blocks, wanted)
 
     def columns(self, snapshot: Snapshot) -> AdmitColumns:
         """As the decision tells it."""
@@ -98,7 +108,6 @@ def board(
     first = order[: max(budget.rows, 0) + 1]
     lists = (a[first].tolist() for a in (table.id, table.tokens, table.new_tokens, table.preemptions))
     hits = hits_by_request(snapshot, rows.id)
-    kept = reserve.blocks
     for row, id_, tokens, new, times in zip(first.tolist(), *lists, strict=True):
         hit = hits.get(id_, NO_HITS)
         now = max(-(-tokens // settings.block_tokens) - hit.blocks, 0)
@@ -106,7 +115,7 @@ def board(
         later = _later(snapshot, tokens, new, whole=bound)
         empty = rows.count == 0 and not out.rows
         needed = now + hit.unheld + (0 if empty else later)
-        room = 0 if closed else budget.blocks - (0 if empty else kept)
+        room = 0 if closed else budget.blocks - (0 if empty else reserve.blocks + out.kept)
         wanted = tokens - min(hit.blocks * settings.block_tokens, tokens - 1)
         if budget.rows <= 0:
             out.wait = Wait(row, WaitReason.ROWS, 1, 0)
@@ -123,7 +132,7 @@ def board(
         budget.rows -= 1
         budget.blocks -= now + hit.unheld
         budget.tokens -= chunk
-        kept += later
+        out.kept += later
     return out
 
 
@@ -140,4 +149,4 @@ def _later(snapshot: Snapshot, tokens: int, new: int, *, whole: bool) -> int:
     last = min(-(-(tokens + new - 1) // size), snapshot.blocks.total)
     if whole:
         return max(last - prompt, 0)
-    return int(last > prompt and prompt * size - tokens < GROWTH_HORIZON_TOKENS)
+    return int(last > prompt and prompt * size - tokens < growth_tokens(snapshot.settings))

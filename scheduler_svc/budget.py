@@ -7,11 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from jitney.columns import I64
-from jitney.snapshot import Snapshot
+from jitney.snapshot import Settings, Snapshot
 from scheduler_svc.running import RunningRows
+from scheduler_svc.step_time import StepSize
 
 GROWTH_HORIZON_TOKENS = 8
-"""A running row that fills its last block within so many tokens has its next block kept for it."""
+"""A running row that fills its last block within so many tokens has its next block kept for it; within the steps of
+the horizon, if they are more."""
 
 
 @dataclass(slots=True)
@@ -24,12 +26,13 @@ class Budget:
     coming: int
 
     @classmethod
-    def of(cls, snapshot: Snapshot) -> Budget:
-        """The whole step. Rows that are ending take no row of it, but still hold their blocks."""
-        blocks, settings = snapshot.blocks, snapshot.settings
+    def of(cls, snapshot: Snapshot, size: StepSize, padding: int) -> Budget:
+        """The whole step, less a token for each padding row. Rows that are ending take no row of it, but still hold
+        their blocks."""
+        blocks = snapshot.blocks
         return cls(
-            tokens=settings.max_step_tokens,
-            rows=settings.max_rows,
+            tokens=max(size.tokens - padding, 1),
+            rows=size.rows,
             blocks=blocks.free + blocks.evictable + blocks.granted,
             coming=blocks.leaving + int(snapshot.ending.held_blocks.sum(dtype=np.int64)),
         )
@@ -51,16 +54,22 @@ class Reserve:
         return self.configured + self.growing + self.bound + self.joined
 
 
-def reserve_for(snapshot: Snapshot, rows: RunningRows, tokens: I64) -> Reserve:
-    """What to keep for `rows` [R], each of which will have computed `tokens` [R] more."""
+def growth_tokens(settings: Settings) -> int:
+    """Tokens that a row may generate before admission must have left room for its next block."""
+    return max(GROWTH_HORIZON_TOKENS, settings.horizon_steps)
+
+
+def reserve_for(snapshot: Snapshot, rows: RunningRows, tokens: I64, ahead: I64) -> Reserve:
+    """What to keep for `rows` [R], each of which will have computed `tokens` [R] more, and takes `ahead` [R] blocks in
+    later steps of the horizon."""
     size = snapshot.settings.block_tokens
     held = rows.held + rows.growth_of(tokens)
     reached = np.maximum(rows.planned + tokens, rows.known)
     last = blocks_of(rows.final, size)
-    grows = (held < last) & (held * size - reached < GROWTH_HORIZON_TOKENS) & ~rows.bound & ~rows.joined
+    grows = (held < last) & (held * size - reached < growth_tokens(snapshot.settings)) & ~rows.bound & ~rows.joined
     return Reserve(
         configured=snapshot.settings.block_reserve,
-        growing=int(np.count_nonzero(grows)),
+        growing=int(np.maximum(grows, ahead)[~rows.bound].sum()),
         bound=int(np.maximum(last - held, 0)[rows.bound].sum()),
         joined=int(np.maximum(blocks_of(rows.known, size) - held, 0)[rows.joined & ~rows.bound].sum()),
     )

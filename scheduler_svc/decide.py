@@ -20,14 +20,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jitney.columns import I64, PreemptColumns, RunColumns
-from jitney.decision import Decision
-from jitney.snapshot import MAX_CANDIDATES, HorizonKind, Snapshot
+from jitney.columns import I64, U64, PreemptColumns, RunColumns
+from jitney.decision import Decision, Refusal
+from jitney.snapshot import MAX_CANDIDATES, PolicyMemory, Snapshot
 from scheduler_svc.accepts import accept
-from scheduler_svc.admission import Boarding, board, hopeless, refusals
+from scheduler_svc.admission import Boarding, hopeless, refusals
+from scheduler_svc.batching import Batch
 from scheduler_svc.budget import Budget, Reserve, reserve_for
 from scheduler_svc.candidates import next_candidates
 from scheduler_svc.chunking import deal, top_up
+from scheduler_svc.horizon import Horizon, horizon_of
+from scheduler_svc.lookahead import ends_within, prefetches, soon_free, substitute_columns, substitutes
 from scheduler_svc.memory import Memory
 from scheduler_svc.ordering import first_waiting, running_order
 from scheduler_svc.policies import BUILT_IN, PolicyBook
@@ -35,20 +38,27 @@ from scheduler_svc.policies.base import Ranking
 from scheduler_svc.preemption import Relief, coast_order, relieve
 from scheduler_svc.reasons import count_reasons
 from scheduler_svc.running import RunningRows, plan_rows
+from scheduler_svc.step_time import step_size
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A decision with what led to it, for `explain`."""
+    """What is decided, with what led to it."""
 
-    decision: Decision
     ranking: Ranking
     rows: RunningRows
     tokens: I64  # [R] of `rows`
     relief: Relief
+    horizon: Horizon
     reserve: Reserve
-    boarding: Boarding
+    refusals: tuple[Refusal, ...]
     order: I64  # the first waiting requests, without refused ones
+    boarding: Boarding
+    standby: Boarding
+    budget: Budget  # what nobody took
+    padding: U64
+    left: int  # requests that neither board nor are refused
+    memory: PolicyMemory
 
 
 def decide(snapshot: Snapshot, policies: PolicyBook = BUILT_IN) -> Decision:
@@ -56,7 +66,7 @@ def decide(snapshot: Snapshot, policies: PolicyBook = BUILT_IN) -> Decision:
 
     `snapshot` is one that `jitney.snapshot_checks.check` lets pass.
     """
-    return plan(snapshot, policies).decision
+    return _told(snapshot, plan(snapshot, policies), policies.build)
 
 
 def plan(snapshot: Snapshot, policies: PolicyBook = BUILT_IN) -> Plan:
@@ -66,57 +76,80 @@ def plan(snapshot: Snapshot, policies: PolicyBook = BUILT_IN) -> Plan:
     accept(snapshot, policy)
     ranking = policy.rank(snapshot, memory.get(policy.name, policy.memory_version))
     memory.put(policy.name, policy.memory_version, ranking.memory)
-    budget = Budget.of(snapshot)
-    rows = plan_rows(snapshot, *running_order(snapshot, ranking))
+    rows, batch = plan_rows(snapshot, *running_order(snapshot, ranking)), Batch.of(snapshot)
+    budget = Budget.of(snapshot, step_size(snapshot, rows), len(batch.padding))
     lost = hopeless(snapshot)
     refused = refusals(snapshot, lost)
 
     tokens = deal(rows, settings.max_rows, budget.tokens, settings.chunk_cap_tokens, others_wait=waiting > 0)
+    budget.coming += soon_free(rows, tokens)
     relief = relieve(snapshot, rows, tokens, budget)
-    tokens = relief.tokens
-    needed = int(rows.growth_of(tokens).sum())
+    tokens, growth = relief.tokens, rows.growth_of(relief.tokens)
+    horizon = horizon_of(snapshot, rows, tokens, budget.blocks + relief.freed)
     stays = np.ones(rows.count, np.bool_)
     stays[relief.victims] = False
     remaining = rows.keep(stays) if len(relief.victims) else rows
     budget.rows -= remaining.count
-    budget.blocks += relief.freed - needed
+    budget.blocks += relief.freed - int(growth.sum())
     budget.tokens -= int(tokens.sum())
 
-    reserve = reserve_for(snapshot, remaining, tokens[stays])
+    reserve = reserve_for(snapshot, remaining, tokens[stays], (horizon.growth - growth)[stays])
     order = first_waiting(snapshot, ranking, max(budget.rows, 0) + 1 + MAX_CANDIDATES + len(refused))
     order = order if lost is None else order[~lost[order]]
     closed = len(relief.victims) > 0 or bool(relief.starved.any())
-    boarding = board(snapshot, order, remaining, budget, reserve, closed=closed)
+    boarding = batch.board(snapshot, order, remaining, budget, reserve, closed=closed)
     ran = int(tokens.sum())
     out = relief.starved | ~stays
     tokens = top_up(rows, tokens, budget.tokens, settings.max_rows, settings.chunk_cap_tokens, out)
-    boarding.top_up(budget.tokens - (int(tokens.sum()) - ran), settings.chunk_cap_tokens)
-
+    budget.tokens = boarding.top_up(budget.tokens - (int(tokens.sum()) - ran), settings.chunk_cap_tokens)
+    standby = substitutes(snapshot, order, remaining, boarding, budget, reserve, ends_within(rows, tokens, horizon))
     left = waiting - len(boarding.rows) - (0 if lost is None else int(np.count_nonzero(lost)))
-    runs = tokens > 0
-    decision = Decision(
+    return Plan(
+        ranking=ranking,
+        rows=rows,
+        tokens=tokens,
+        relief=relief,
+        horizon=horizon,
+        reserve=reserve,
+        refusals=refused,
+        order=order,
+        boarding=boarding,
+        standby=standby,
+        budget=budget,
+        padding=batch.padding[:0] if closed else batch.padding,
+        left=left,
+        memory=memory.write(policy.name),
+    )
+
+
+def _told(snapshot: Snapshot, plan: Plan, build: str) -> Decision:
+    """The plan as the executor is told it."""
+    rows, runs, relief = plan.rows, plan.tokens > 0, plan.relief
+    return Decision(
         incarnation=snapshot.incarnation,
         step=snapshot.step,
         attempt=snapshot.attempt,
         snapshot_digest=snapshot.digest,
-        build=policies.build,
-        run=RunColumns(id=rows.id[runs], tokens=tokens[runs].astype(np.int32)),
-        admit=boarding.columns(snapshot),
+        build=build,
+        run=RunColumns(id=rows.id[runs], tokens=plan.tokens[runs].astype(np.int32)),
+        admit=plan.boarding.columns(snapshot),
         preempt=_preempt_columns(rows, relief),
-        next_candidates=next_candidates(snapshot, order, len(boarding.rows)),
-        coast_victims=coast_order(remaining),
-        horizon_kind=HorizonKind.STEPS,
-        horizon_steps=1,
-        wake_at_us=ranking.wake_at_us,
-        waiting_reasons=count_reasons(left, boarding, rows, tokens, relief),
-        memory=memory.write(policy.name),
-        refusals=refused,
-        policy_updates=ranking.updates,
-        chunk_cap_tokens=settings.chunk_cap_tokens,
-        block_reserve=settings.block_reserve,
-        needed_blocks=needed,
+        prefetch=prefetches(snapshot, plan.order[len(plan.boarding.rows) :], plan.budget.blocks - plan.reserve.blocks),
+        substitutes=substitute_columns(snapshot, plan.standby),
+        next_candidates=next_candidates(snapshot, plan.order, len(plan.boarding.rows)),
+        coast_victims=coast_order(rows.without(relief.victims)),
+        horizon_kind=plan.horizon.kind,
+        horizon_steps=plan.horizon.steps,
+        wake_at_us=plan.ranking.wake_at_us,
+        waiting_reasons=count_reasons(plan.left, plan.boarding, rows, plan.tokens, relief),
+        memory=plan.memory,
+        refusals=plan.refusals,
+        policy_updates=plan.ranking.updates,
+        padding_rows=plan.padding,
+        chunk_cap_tokens=snapshot.settings.chunk_cap_tokens,
+        block_reserve=snapshot.settings.block_reserve,
+        needed_blocks=plan.horizon.needed_blocks,
     )
-    return Plan(decision, ranking, rows, tokens, relief, reserve, boarding, order)
 
 
 def _preempt_columns(rows: RunningRows, relief: Relief) -> PreemptColumns:

@@ -33,7 +33,7 @@ class Explanation:
 def explain(snapshot: Snapshot, request: int, policies: PolicyBook = BUILT_IN) -> Explanation:
     """Of one request of the snapshot. Missing if the snapshot does not name it."""
     planned = plan(snapshot, policies)
-    for refusal in planned.decision.refusals:
+    for refusal in planned.refusals:
         if refusal.id == request:
             sentence = f"needs {refusal.value} blocks, the pool has {refusal.limit}: it is refused"
             return Explanation("refused", sentence, needed=refusal.value, available=refusal.limit)
@@ -80,7 +80,7 @@ def _waiting(snapshot: Snapshot, planned: Plan, row: int) -> Explanation:
         begins = f"with {tokens} tokens" if tokens else "and waits for a prefix that is being computed"
         return Explanation("admitted", f"boards {begins}, takes {blocks} blocks", needed=blocks, available=blocks)
     order = first_waiting(snapshot, planned.ranking, snapshot.waiting.rows)
-    gone = np.isin(snapshot.waiting.id[order], np.array([r.id for r in planned.decision.refusals], np.uint64))
+    gone = np.isin(snapshot.waiting.id[order], np.array([r.id for r in planned.refusals], np.uint64))
     line = [other for other in order[~gone].tolist() if other not in set(boarding.rows)]
     ahead = line.index(row)
     wait = boarding.wait
@@ -98,6 +98,8 @@ def _lacks(snapshot: Snapshot, wait: Wait) -> str:
     settings = snapshot.settings
     if wait.reason is WaitReason.ROWS:
         return f"needs a row, all {settings.max_rows} are taken"
+    if wait.reason is WaitReason.BATCH:
+        return f"waits until the batch that runs has ended, {wait.needed} rows are left"
     if wait.reason is WaitReason.TOKENS:
         return f"needs {wait.needed} tokens, the step's {settings.max_step_tokens} are spent"
     blocks = f"needs {wait.needed} blocks, {wait.available} free after {wait.kept} reserved"

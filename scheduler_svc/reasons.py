@@ -10,7 +10,7 @@ from scheduler_svc.admission import Boarding
 from scheduler_svc.preemption import Relief
 from scheduler_svc.running import RunningRows
 
-SHARED_BY_ALL = (WaitReason.ROWS, WaitReason.TOKENS)
+SHARED_BY_ALL = (WaitReason.ROWS, WaitReason.TOKENS, WaitReason.BATCH)
 """What the first that waits lacks, all behind it lack too; otherwise they stand behind it."""
 
 

@@ -24,6 +24,8 @@ class RunningRows:
     known: I64  # tokens that will exist: prompt and generated; the last one has no KV yet
     wanted: I64  # tokens that the row can compute, at most to the end of its next block; 0: it sits out
     final: I64  # tokens in KV when it has generated all that it may
+    answered: I64  # tokens of the answer that will exist
+    p50: I64  # predicted tokens of the answer, -1 unknown
     held: I64  # blocks
     shared: I64  # of these, blocks that others hold too
     lower: I64  # of these, blocks stored in a lower tier
@@ -55,6 +57,14 @@ class RunningRows:
         picked: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
         return RunningRows(**{k: v if k == "block_tokens" else v[mask] for k, v in picked.items()})
 
+    def without(self, positions: I64) -> RunningRows:
+        """All but the rows at these positions."""
+        if len(positions) == 0:
+            return self
+        stays = np.ones(self.count, np.bool_)
+        stays[positions] = False
+        return self.keep(stays)
+
 
 def plan_rows(snapshot: Snapshot, order: I64, classes: I64) -> RunningRows:
     """The running rows in `order`; `classes` [R] are those of the table's rows.
@@ -85,6 +95,8 @@ def plan_rows(snapshot: Snapshot, order: I64, classes: I64) -> RunningRows:
         known=known,
         wanted=np.where(idle, 0, np.clip(known - planned, 0, np.maximum(room, 0))),
         final=final,
+        answered=known - prompt,
+        p50=column(table.predicted_p50) if len(table.predicted_p50) else np.full(len(order), -1, np.int64),
         held=held,
         shared=column(table.shared_blocks),
         lower=column(table.lower_blocks),

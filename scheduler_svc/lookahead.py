@@ -1,0 +1,127 @@
+"""Who ends soon, and who takes the row then: the executor boards a substitute at the very boundary at which a row
+ends, without a decision.
+
+A row that reaches its max_tokens is *certain* to end, and when. Any other may end by a stop token: with a median of m
+tokens still to come it does so within s steps in about s * ln 2 / m of all cases. Substitutes are named while rows are
+what is short and the blocks left over suffice for them, as many as rows are expected to end (one standard deviation
+more, since a row that stays empty costs more than a reservation), and at least one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import isqrt
+
+import numpy as np
+
+from jitney.columns import I64, PrefetchColumns, SubstituteColumns
+from jitney.decision import WaitReason
+from jitney.snapshot import HorizonKind, Snapshot
+from scheduler_svc.admission import Boarding, board
+from scheduler_svc.budget import Budget, Reserve
+from scheduler_svc.horizon import Horizon
+from scheduler_svc.running import RunningRows
+
+LN2_PERMILLE = 693
+LEAST_REMAINING_TOKENS = 4
+"""Median of what is still to come for a row that is past its predicted length."""
+_ANY = 1 << 40
+PREFETCH_AHEAD = 8
+"""How many requests behind those that board may have their prefix brought up."""
+PREFETCH_US = 500_000
+"""Copies for prefetching are at most so long, the copy queue included."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """Rows that end within the horizon early enough for another to run in their place."""
+
+    certain: int
+    likely_permille: int
+
+    @property
+    def expected(self) -> int:
+        """How many substitutes that calls for."""
+        if self.likely_permille == 0:
+            return self.certain
+        return self.certain + max(-(-(self.likely_permille + isqrt(1000 * self.likely_permille)) // 1000), 1)
+
+
+def soon_free(rows: RunningRows, tokens: I64) -> int:
+    """Blocks of rows that reach their last token in the step that gives them `tokens` [R], and need none for it."""
+    ends = (tokens > 0) & (rows.growth == 0) & (rows.planned + tokens >= rows.final)
+    return int(rows.private[ends].sum())
+
+
+def ends_within(rows: RunningRows, tokens: I64, horizon: Horizon) -> Ends:
+    """Of `rows` [R] that compute `tokens` [R] in the first step. A row that certainly ends in the last step leaves none
+    for another. An event ends the other kind of horizon, so that there only the first step is looked at."""
+    steps = horizon.steps if horizon.kind is HorizonKind.STEPS else 1
+    runs = (tokens > 0) & (rows.planned + tokens >= rows.known)
+    left = rows.final - rows.planned - tokens
+    certain = runs & (left < steps - 1)
+    median = np.where(rows.p50 >= 0, rows.p50, rows.answered + left // 4) - rows.answered
+    median = np.maximum(median, np.maximum(rows.answered // 4, LEAST_REMAINING_TOKENS))
+    chance = np.minimum(steps * LN2_PERMILLE // median, 1000)
+    return Ends(int(np.count_nonzero(certain)), int(chance[runs & ~certain & (left > 0)].sum()))
+
+
+def substitutes(
+    snapshot: Snapshot,
+    order: I64,
+    rows: RunningRows,
+    boarding: Boarding,
+    budget: Budget,
+    reserve: Reserve,
+    ends: Ends,
+) -> Boarding:
+    """The next of `order` behind `boarding`, with the tokens and blocks that are left in `budget`; as many as `ends`
+    calls for. `rows` are those that stay.
+
+    Each takes the tokens of the row that it replaces, at least one, and its share of what is left.
+    """
+    if boarding.wait is None or boarding.wait.reason is not WaitReason.ROWS or ends.expected == 0:
+        return Boarding()
+    behind = order[len(boarding.rows) :]
+    count = min(ends.expected, len(behind), snapshot.settings.max_rows)
+    room = Budget(tokens=_ANY, rows=count, blocks=budget.blocks - boarding.kept, coming=0)
+    found = board(snapshot, behind, rows, room, reserve, closed=False).without_joiners()
+    found.tokens = [1] * len(found.rows)
+    budget.tokens = found.top_up(budget.tokens, snapshot.settings.chunk_cap_tokens)
+    budget.blocks = room.blocks
+    return found
+
+
+def substitute_columns(snapshot: Snapshot, found: Boarding) -> SubstituteColumns:
+    """As the decision tells it."""
+    columns = found.columns(snapshot)
+    return SubstituteColumns(id=columns.id, tokens=columns.tokens, blocks=columns.blocks)
+
+
+def prefetches(snapshot: Snapshot, behind: I64, blocks: int) -> PrefetchColumns:
+    """The first of `behind` whose prefix lies in a lower tier, while `blocks` that nobody needs and the time for
+    copies last."""
+    table, rates = snapshot.candidates, snapshot.rates
+    lower = table.cpu_hit_blocks.astype(np.int64) + table.ssd_hit_blocks
+    if not lower.any() or not rates.to_device_bytes_per_s or not rates.block_bytes:
+        return PrefetchColumns()
+    place = {int(table.id[row]): row for row in np.flatnonzero(lower).tolist()}
+    ids, counts = [], []
+    left_us = PREFETCH_US - snapshot.cpu.queue_us
+    for id_ in snapshot.waiting.id[behind[:PREFETCH_AHEAD]].tolist():
+        row = place.get(id_)
+        if row is None:
+            continue
+        cpu, ssd = int(table.cpu_hit_blocks[row]), int(table.ssd_hit_blocks[row])
+        cost_us = (cpu + ssd) * rates.block_bytes * 1_000_000 // rates.to_device_bytes_per_s
+        if ssd:
+            if not rates.ssd_read_bytes_per_s:
+                continue
+            cost_us += snapshot.ssd.queue_us + ssd * rates.block_bytes * 1_000_000 // rates.ssd_read_bytes_per_s
+        if cpu + ssd > blocks or cost_us > left_us:
+            break
+        ids.append(id_)
+        counts.append(cpu + ssd)
+        blocks -= cpu + ssd
+        left_us -= cost_us
+    return PrefetchColumns(id=np.array(ids, np.uint64), blocks=np.array(counts, np.int32))
