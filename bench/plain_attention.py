@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass
 
 import torch
@@ -24,6 +25,13 @@ class GatherAttention(PlainAttention):
     """Decoding rows of equal, whole-block contexts in one call; what the paged kernels are measured against."""
 
     name = "gather-sdpa"
+    tuned = False
+
+    def tune(self) -> GatherAttention:
+        """The same over the same pool with one copy in place of two: whole blocks of keys, and of values."""
+        other = copy(self)
+        other.tuned = True
+        return other
 
     def plan(self, step: StepPlan) -> Planned:
         """See AttentionBackend. ValueError for a step of another kind."""
@@ -41,16 +49,22 @@ class GatherAttention(PlainAttention):
 
     def attend(self, planned: Planned, layer: int, q: torch.Tensor, out: torch.Tensor) -> Event:
         """See AttentionBackend. `[rows, heads, 1, size]` against `[rows, kv_heads, context, size]`."""
-        blocks = _plan(planned).blocks
-        k, v = (self._gather(blocks, layer, index) for index in (0, 1))
+        gather = self._gather_tuned if self.tuned else self._gather
+        k, v = gather(_plan(planned).blocks, layer)
         out.copy_(scaled_dot_product_attention(q.unsqueeze(2), k, v, enable_gqa=True).squeeze(2))
         return DONE
 
-    def _gather(self, blocks: torch.Tensor, layer: int, index: int) -> torch.Tensor:
-        """Keys (0) or values (1) `[rows, kv_heads, context, size]`: one copy, block by block."""
+    def _gather(self, blocks: torch.Tensor, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values, each `[rows, kv_heads, context, size]`."""
+        both = self.pool[blocks, layer].permute(2, 0, 4, 1, 3, 5).flatten(3, 4).float()
+        return both[0], both[1]
+
+    def _gather_tuned(self, blocks: torch.Tensor, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         pieces = self.pool.view(2 * self.shape.layers * self.shape.blocks, -1)
-        taken = pieces.index_select(0, ((blocks * self.shape.layers + layer) * 2 + index).flatten())
-        return taken.view(len(blocks), -1, self.shape.kv_heads, self.shape.head_size).transpose(1, 2).float()
+        index = ((blocks * self.shape.layers + layer) * 2).flatten()
+        shape = (len(blocks), -1, self.shape.kv_heads, self.shape.head_size)
+        keys, values = (pieces.index_select(0, index + which).view(shape) for which in (0, 1))
+        return keys.transpose(1, 2).float(), values.transpose(1, 2).float()
 
 
 def _plan(planned: Planned) -> GatherPlan:

@@ -76,10 +76,10 @@ class Llama:
         self.row_multiple = row_multiple
         self._buffers = self._new_buffers(64)
 
-    def with_elementwise(self, elementwise: Elementwise) -> Llama:
-        """The same network, packed weights and pool with other row-wise operations."""
+    def with_parts(self, backend: AttentionBackend, elementwise: Elementwise) -> Llama:
+        """The same network and packed weights with another pool and other row-wise operations."""
         other = copy(self)
-        other.elementwise = elementwise
+        other.backend, other.elementwise = backend, elementwise
         return other
 
     def shapes(self) -> list[tuple[Linear, bool]]:
