@@ -73,10 +73,13 @@ class Library:
 def load() -> Library | None:
     """The library; None where it can be neither found nor built, which is logged in one line."""
     try:
-        return open_library()
+        library = open_library()
     except (build.BuildError, OSError) as error:
         log.warning("native kernels are not available, torch takes their place (slower): %s", error)
         return None
+    if not library.threaded:
+        log.warning("native kernels were built without OpenMP: they run on one thread (%s)", library.compiler)
+    return library
 
 
 def open_library(sources: Path = build.HERE) -> Library:
