@@ -10,6 +10,7 @@ import numpy as np
 
 from jitney.columns import I64, U64
 from jitney.snapshot import Snapshot
+from scheduler_svc.lookups import rows_with
 from scheduler_svc.policies.base import Ranking
 from scheduler_svc.running import Flags
 
@@ -97,13 +98,3 @@ def _inherited(snapshot: Snapshot, ranking: Ranking, dependents: I64, owners: I6
     for _ in range(MAX_CHAIN if len(owners) else 0):
         np.minimum.at(classes, owners, classes[dependents])
     return classes
-
-
-def rows_with(ids: U64, wanted: U64) -> I64:
-    """The row of `ids` that holds each of `wanted`, -1 if none does."""
-    if len(ids) == 0 or len(wanted) == 0:
-        return np.full(len(wanted), -1, np.int64)
-    order = np.argsort(ids)
-    places = np.minimum(np.searchsorted(ids, wanted, sorter=order), len(ids) - 1)
-    rows = order[places]
-    return np.where(ids[rows] == wanted, rows, -1)

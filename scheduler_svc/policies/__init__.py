@@ -9,7 +9,12 @@ from jitney.errors import InvalidRequest
 from jitney.snapshot import PolicyChoice
 from scheduler_svc.build import BUILD
 from scheduler_svc.policies.base import Parameter, Policy
+from scheduler_svc.policies.deadline import Deadline
+from scheduler_svc.policies.fair import Fair
 from scheduler_svc.policies.fcfs import Fcfs
+from scheduler_svc.policies.mlfq import Mlfq
+from scheduler_svc.policies.priority import Priority
+from scheduler_svc.policies.sjf import Sjf
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,5 +66,5 @@ def _check(policy: str, known: dict[str, Parameter], name: str, value: int) -> N
         )
 
 
-BUILT_IN: Final = PolicyBook((Fcfs,), BUILD)
+BUILT_IN: Final = PolicyBook((Deadline, Fair, Fcfs, Mlfq, Priority, Sjf), BUILD)
 """All that this build brings along."""

@@ -101,7 +101,8 @@ def test_typed_errors() -> None:
         error = await refused(stub.DecideOnce(old))
         assert isinstance(error, InvalidRequest) and (error.field, error.value) == ("contract_version", "9")
         error = await refused(stub.DecideOnce(message(Snapshot(policy=PolicyChoice("lottery")))))
-        assert isinstance(error, InvalidRequest) and (error.field, error.limit) == ("policy.name", "fcfs")
+        known = "deadline, fair, fcfs, mlfq, priority, sjf"
+        assert isinstance(error, InvalidRequest) and (error.field, error.limit) == ("policy.name", known)
         uneven = message(Snapshot(running=running({}, {})))
         uneven.running.prompt_tokens = b"\1\0\0\0"
         error = await refused(stub.DecideOnce(uneven))
@@ -122,9 +123,9 @@ def test_explain_and_list_policies() -> None:
         assert told.sentence == "needs a row, all 1 are taken"
         listed = await stub.ListPolicies(pb.ListPoliciesRequest())
         assert listed.contract_version == 1 and listed.build == BUILD
-        assert [policy.name for policy in listed.policies] == ["fcfs"]
-        read = ["arrival_us", "new_tokens", "preemptions", "tenant", "tokens"]
-        assert list(listed.policies[0].waiting_columns) == read
+        columns = {policy.name: list(policy.waiting_columns) for policy in listed.policies}
+        assert list(columns) == ["deadline", "fair", "fcfs", "mlfq", "priority", "sjf"]
+        assert columns["fcfs"] == ["arrival_us", "new_tokens", "preemptions", "tenant", "tokens"]
 
     with_server(test)
 

@@ -1,0 +1,173 @@
+"""Deadlines for the first token and for the whole answer, the earliest that can still be met first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jitney.columns import I64, U64, PolicyColumnUpdates
+from jitney.decision import Refusal, RefusalReason
+from jitney.snapshot import Snapshot
+from scheduler_svc.lookups import rows_with
+from scheduler_svc.policies.base import Parameter, Policy, Ranking, policy_columns
+from scheduler_svc.step_time import StepTime
+
+NEVER: Final = 1 << 62
+_MARK: Final = np.dtype([("id", "<u8"), ("at_us", "<i8")])
+MAX_MARKS: Final = 64
+
+
+class Deadline(Policy):
+    """Earliest feasible deadline first: on the first token until it is there, and on the whole answer.
+
+    Feasible is what the step-time model says can be done in time if it were alone from now on; of work that cannot
+    make it any more the rest comes last, gives its place to work that can, or is refused if it never ran. A request
+    without a deadline counts as due a while after its arrival, and is never hopeless.
+
+    A request's memory: a, 1 once its first token was there. The policy's own: when which id was new, since the
+    waiting table has no room for arrivals beside both deadlines.
+    """
+
+    name: ClassVar[str] = "deadline"
+    summary: ClassVar[str] = "Earliest deadline first among those that can be met; hopeless work last, or refused."
+    parameters: ClassVar[tuple[Parameter, ...]] = (
+        Parameter("refuse_hopeless", "1: refuse waiting work that cannot make it any more; 0: do it last", 0, 1, 0),
+        Parameter("best_effort_ms", "When a request without a deadline counts as due", 1, 3_600_000, 30_000),
+        Parameter("output_tokens", "Length of an answer, for a waiting request's deadline", 1, 1 << 20, 64),
+    )
+    waiting_columns: ClassVar[tuple[str, ...]] = ("ttft_deadline_us", "deadline_us")
+
+    def rank(self, snapshot: Snapshot, memory: bytes) -> Ranking:
+        """Classes: 0 feasible, 1 hopeless. By (due, id)."""
+        run, wait, now_us = snapshot.running, snapshot.waiting, snapshot.now_us
+        begun, ran = policy_columns(snapshot)[0] != 0, _ran(snapshot)
+        marks = _marked(memory, wait.id, now_us, self._best_effort_us // (MAX_MARKS // 2))
+        prompt = np.maximum(run.prompt_tokens.astype(np.int64) - run.computed_tokens - run.in_flight_tokens, 0)
+        expected = np.where(run.predicted_p50 >= 0, run.predicted_p50, self.value("output_tokens"))
+        left = np.clip(expected - run.generated_tokens, 1, run.max_new_tokens)
+        running = self._due(
+            snapshot, prompt, left, run.ttft_deadline_us, run.generated_tokens > 0, run.deadline_us, run.arrival_us
+        )
+        left = np.minimum(wait.new_tokens, self.value("output_tokens"))
+        waiting = self._due(
+            snapshot,
+            _uncached(snapshot),
+            left,
+            wait.ttft_deadline_us,
+            begun,
+            wait.deadline_us,
+            _arrivals(marks, wait.id, now_us),
+        )
+        fresh = (run.generated_tokens > 0) & (run.policy_a == 0)
+        ones = np.ones(int(np.count_nonzero(fresh)), np.int64)
+        latest = waiting.latest_us[~waiting.hopeless]
+        soon = latest[latest < NEVER]
+        return Ranking(
+            (running.due_us,),
+            (waiting.due_us,),
+            running.hopeless.astype(np.int64),
+            waiting.hopeless.astype(np.int64),
+            wake_at_us=int(soon.min()) + 1 if len(soon) else 0,
+            memory=marks.tobytes(),
+            updates=PolicyColumnUpdates(id=run.id[fresh], a=ones, b=np.zeros(len(ones), np.int64)),
+            refusals=self._refusals(snapshot, waiting, ran) if self.value("refuse_hopeless") else (),
+        )
+
+    @property
+    def _best_effort_us(self) -> int:
+        return self.value("best_effort_ms") * 1000
+
+    def _due(
+        self,
+        snapshot: Snapshot,
+        prompt: I64,
+        left: NDArray[np.integer],
+        ttft_us: I64,
+        begun: NDArray[np.bool_],
+        total_us: I64,
+        arrival_us: I64,
+    ) -> Due:
+        """Of requests that have `prompt` tokens to compute and `left` to generate."""
+        first, token = _alone_us(snapshot, prompt)
+        ttft = np.where((ttft_us > 0) & ~begun, ttft_us, NEVER)
+        total = np.where(total_us > 0, total_us, NEVER)
+        whole = first + np.minimum(left * token, NEVER >> 1)
+        latest = np.where(ttft - first < total - whole, ttft - first, total - whole)
+        none = (ttft == NEVER) & (total == NEVER)
+        due = np.where(none, arrival_us + self._best_effort_us, np.minimum(ttft, total))
+        latest = np.where(none, NEVER, latest)
+        return Due(due, latest, latest < snapshot.now_us, np.where(ttft - first < total - whole, first, whole))
+
+    def _refusals(self, snapshot: Snapshot, waiting: Due, ran: NDArray[np.bool_]) -> tuple[Refusal, ...]:
+        """Of hopeless requests that were looked up in the cache and have never run."""
+        looked = rows_with(snapshot.waiting.id, snapshot.candidates.id)
+        rows = looked[looked >= 0]
+        rows = np.sort(rows[waiting.hopeless[rows] & ~ran[rows]])
+        left = waiting.latest_us + waiting.needed_us - snapshot.now_us
+        return tuple(
+            Refusal(id_, RefusalReason.DEADLINE, limit=max(limit, 0), value=value)
+            for id_, limit, value in zip(
+                snapshot.waiting.id[rows].tolist(), left[rows].tolist(), waiting.needed_us[rows].tolist(), strict=True
+            )
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """Of each request, in microseconds: `latest_us`: when it must have begun; `needed_us`: what it takes from there."""
+
+    due_us: I64
+    latest_us: I64
+    hopeless: NDArray[np.bool_]
+    needed_us: I64
+
+
+def _alone_us(snapshot: Snapshot, prompt: I64) -> tuple[I64, I64]:
+    """Time [N] of computing so many tokens of a prompt, and then of each token of the answer, with no other row."""
+    model, settings, speed = StepTime.of(snapshot.rates), snapshot.settings, snapshot.rates.prefill_tokens_per_s
+    if not model.known:
+        return prompt * 1_000_000 // speed if speed else np.zeros(len(prompt), np.int64), np.zeros(
+            len(prompt), np.int64
+        )
+    steps = -(-prompt // min(settings.chunk_cap_tokens, settings.max_step_tokens))
+    read = prompt * (steps + 1) // 2
+    first = (
+        steps * (model.base_ns + model.per_row_ns) + prompt * model.per_token_ns + read * model.per_context_ps // 1000
+    )
+    token = model.base_ns + model.per_row_ns + model.per_token_ns + prompt * model.per_context_ps // 1000
+    return first // 1000, token // 1000
+
+
+def _uncached(snapshot: Snapshot) -> I64:
+    """Tokens [W] that the cache does not have, at least one; a request that was not looked up is a total miss."""
+    tokens = snapshot.waiting.tokens.astype(np.int64)
+    rows = rows_with(snapshot.waiting.id, snapshot.candidates.id)
+    known = rows >= 0
+    tokens[rows[known]] -= snapshot.candidates.device_hit_blocks[known] * snapshot.settings.block_tokens
+    return np.maximum(tokens, 1)
+
+
+def _ran(snapshot: Snapshot) -> NDArray[np.bool_]:
+    ran: NDArray[np.bool_] = snapshot.waiting.preemptions > 0
+    ran[snapshot.waiting_policy.policy_row] = True
+    return ran
+
+
+def _marked(memory: bytes, ids: U64, now_us: int, every_us: int) -> NDArray[np.void]:
+    """Marks (newest id, time), rising, with one for now if there are new ids and the last one is old enough."""
+    marks = np.frombuffer(memory, _MARK)
+    if len(ids) == 0:
+        return marks
+    newest = ids.max()
+    if len(marks) and (newest <= marks["id"][-1] or now_us - marks["at_us"][-1] < every_us):
+        return marks
+    return np.append(marks, np.array([(newest, now_us)], _MARK))[-MAX_MARKS:]
+
+
+def _arrivals(marks: NDArray[np.void], ids: U64, now_us: int) -> I64:
+    """When each id was new, as far as the marks say."""
+    times = np.append(marks["at_us"], now_us)
+    return times[np.searchsorted(marks["id"], ids)]
