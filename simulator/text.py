@@ -37,3 +37,19 @@ class NumberText:
         piece = self._text[self._taken :]
         self._taken += len(piece)
         return piece
+
+
+class SilentText:
+    """TextStream of answers whose text nobody reads."""
+
+    def push(self, token_ids: Sequence[int]) -> str | None:
+        """Nothing matches."""
+        return None
+
+    def take(self) -> str:
+        """Nothing."""
+        return ""
+
+    def finish(self) -> str:
+        """Nothing."""
+        return ""

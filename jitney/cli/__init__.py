@@ -1,10 +1,11 @@
-"""The command line: `jitney serve | demo | generate | chat | status | explain | model | policy`."""
+"""The command line: `jitney serve | demo | generate | chat | status | explain | replay | what-if | shadow | model |
+policy`."""
 
 from __future__ import annotations
 
 import typer
 
-from jitney.cli import model, policy
+from jitney.cli import logs, model, policy
 from jitney.cli.chat import chat
 from jitney.cli.common import Group
 from jitney.cli.demo import demo
@@ -19,6 +20,9 @@ app.command()(generate)
 app.command()(chat)
 app.command()(status)
 app.command()(policy.explain)
+app.command()(logs.replay)
+app.command()(logs.what_if)
+app.command()(logs.shadow)
 app.add_typer(model.app, name="model")
 app.add_typer(policy.app, name="policy")
 
