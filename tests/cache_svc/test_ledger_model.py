@@ -217,7 +217,7 @@ class LedgerMachine(RuleBasedStateMachine):
         for b in naive.blocks:
             assert (table.state[b.id], table.handle[b.id]) == (b.state, b.handle)
             holders = {r for r, holding in self.session.ledger.requests.items() if b.id in holding.blocks}
-            assert holders == b.holders
+            assert holders == set(b.holders)
         for wanted in LOOKED_UP:
             chain = Chain(RequestId(3), wanted.keys)
             assert self.session.ledger.lookup(chain) == naive.hits(chain)

@@ -42,7 +42,7 @@ class NaiveBlock:
     id: int
     generation: int = 1
     state: BlockState = FREE
-    holders: set[RequestId] = field(default_factory=set)
+    holders: dict[RequestId, int] = field(default_factory=dict)  # with the moment from which on
     key: Key | None = None  # sealed under
     parent: Key | None = None
     token_ids: bytes = b""
@@ -63,6 +63,7 @@ class NaiveLedger:
         self.joins: dict[RequestId, list[Key]] = {}
         self.order: list[int] = []
         self.events: dict[RequestId, tuple[list[Block], int]] = {}
+        self.moment = 0
 
     # What can be seen.
 
@@ -143,6 +144,10 @@ class NaiveLedger:
                 self.blocks[b.id] = NaiveBlock(b.id, newest + 1)
             elif not b.owns:
                 b.name = None
+        for state in (SEALED, WRITING):
+            for b in self.blocks:
+                if b.state is state:
+                    b.holders = {request: self._now() for request in b.holders}
         self.order = []
         self._reorder()
 
@@ -218,7 +223,7 @@ class NaiveLedger:
         for joiner, keys in list(self.joins.items()):
             if key in keys:
                 keys.remove(key)
-                b.holders.add(joiner)
+                b.holders.setdefault(joiner, self._now())
                 self.events.setdefault(joiner, ([], 0))[0].append(h)
         return OK
 
@@ -257,7 +262,7 @@ class NaiveLedger:
         known = self.knows(request)
         self.joins.pop(request, None)
         self._unname(self.held(request))
-        for b in sorted(self.held(request), key=lambda b: (-self._depth(b), b.id)):
+        for b in sorted(self.held(request), key=lambda b: -b.holders[request]):
             self._drop(b, request)
         self.events.pop(request, None)
         return OK if known else NOT_HELD
@@ -265,7 +270,7 @@ class NaiveLedger:
     def _drop(self, b: NaiveBlock, request: RequestId) -> None:
         if b.name is not None:
             self._unname([b])
-        b.holders.remove(request)
+        del b.holders[request]
         if not b.holders:
             if b.state is SEALED:
                 b.state = CACHED
@@ -279,7 +284,7 @@ class NaiveLedger:
             return STALE
         if b.state is not GRANTED:
             return NOT_HELD
-        b.state, b.holders = WRITING, {request}
+        b.state, b.holders = WRITING, {request: self._now()}
         return OK
 
     def _return(self, h: Block) -> ResultCode:
@@ -297,7 +302,8 @@ class NaiveLedger:
             return STALE
         if b.state is not WRITING or b.name is not None:
             return NOT_HELD
-        b.holders.update(requests)
+        for request in requests:
+            b.holders.setdefault(request, self._now())
         return OK
 
     def _fork(self, request: RequestId, h: Block, code: ResultCode, new: Block) -> None:
@@ -315,7 +321,7 @@ class NaiveLedger:
             assert code is OK
             self._take([new], 1)
             copy = self._block(new)
-            copy.state, copy.holders = WRITING, {request}
+            copy.state, copy.holders = WRITING, {request: self._now()}
             self._drop(b, request)
 
     def _acquire(self, op: Acquire, short: set[RequestId]) -> AcquireResult:
@@ -327,7 +333,7 @@ class NaiveLedger:
             short.add(op.request)
             return AcquireResult(ResultCode.LOST)
         for b in found:
-            b.holders.add(op.request)
+            b.holders.setdefault(op.request, self._now())
             b.state = SEALED
         self._reorder()
         self._join(op)
@@ -380,13 +386,17 @@ class NaiveLedger:
         mine |= set(self.joins.get(op.request, ()))
         for h in new:
             b = self._block(h)
-            b.state, b.holders = WRITING, {op.request}
+            b.state, b.holders = WRITING, {op.request: self._now()}
         for key, h in zip((key for key in op.keys if key not in mine), new, strict=False):
             b = self._block(h)
             b.name = key
             b.owns = self.sealed(key) is None and not self.owner(key)
 
     # Helpers.
+
+    def _now(self) -> int:
+        self.moment += 1
+        return self.moment
 
     def _block(self, h: Block) -> NaiveBlock:
         return self.blocks[block_id(h)]
