@@ -111,7 +111,8 @@ class Loop:
             self._changed = True
             self.course.end_horizon()
         if self._flight is None and not self.registry.running:
-            self._tell_cache(Boarding(), now_us)  # nothing runs: what ended leaves without a decision
+            self.endings.keep_padding(set(), 0)  # nothing runs: what ended leaves without a decision
+            self._tell_cache(Boarding(), now_us)
         self._ask()
         self.watchdog.ticked(now_us, self)
         self.clock.wait(self._wake_us(now_us))
