@@ -18,7 +18,7 @@ from tests.support.step_plans import Chunk, Sequences
 
 PROMPTS = 50
 TOKENS = 128
-FP16_ERROR = 0.1  # of a logit; the largest seen was 0.04
+FP16_ERROR = 0.15  # of a logit, from keys and values in fp16; the largest seen was 0.083
 
 
 @cache
