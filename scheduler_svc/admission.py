@@ -5,22 +5,25 @@ one token of the step is left. Nobody overtakes one that does not fit, so everyt
 the end: rows end, and a pool without rows keeps nothing back.
 
 A request at its preemption bound boards only with blocks for its whole remaining length, which stay kept for it: it
-is not thrown out again.
+is not thrown out again. One that was preempted less often boards again only with a block to spare for each running
+row, so that it does not leave again at the next one's need; unless it outranks those rows.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
 from jitney.columns import I64, AdmitColumns
-from jitney.decision import Refusal, RefusalReason, WaitReason
-from jitney.snapshot import Settings, Snapshot
+from jitney.decision import WaitReason
+from jitney.snapshot import MAX_CANDIDATES, Settings, Snapshot
 from scheduler_svc.budget import Budget, Reserve, growth_tokens
-from scheduler_svc.candidates import NO_HITS, hits_by_request
+from scheduler_svc.candidates import NO_HITS, Hits, hits_by_request
 from scheduler_svc.chunking import long_share
-from scheduler_svc.running import Flags, RunningRows
+from scheduler_svc.displacement import Displacement
+from scheduler_svc.running import RunningRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,61 +82,93 @@ class Boarding:
         )
 
 
-def hopeless(snapshot: Snapshot) -> Flags | None:
-    """Waiting requests [W] whose tokens do not fit the pool, None if there are none; a pool of no blocks is one that
-    is not known yet."""
-    pool = snapshot.blocks.total * snapshot.settings.block_tokens
-    tokens = snapshot.waiting.tokens
-    if pool == 0 or len(tokens) == 0 or int(tokens.max()) <= pool:
-        return None
-    return tokens > pool
-
-
-def refusals(snapshot: Snapshot, waiting: Flags | None) -> tuple[Refusal, ...]:
-    """Of `waiting` [W], requests that need more blocks than the pool has."""
-    if waiting is None:
-        return ()
-    table, total, size = snapshot.waiting, snapshot.blocks.total, snapshot.settings.block_tokens
-    rows = zip(table.id[waiting].tolist(), table.tokens[waiting].tolist(), strict=True)
-    return tuple(Refusal(id_, RefusalReason.NEVER_FITS, limit=total, value=-(-tokens // size)) for id_, tokens in rows)
-
-
 def board(
-    snapshot: Snapshot, order: I64, rows: RunningRows, budget: Budget, reserve: Reserve, *, closed: bool
+    snapshot: Snapshot,
+    order: I64,
+    rows: RunningRows,
+    budget: Budget,
+    reserve: Reserve,
+    *,
+    closed: bool,
+    displacement: Displacement | None = None,
 ) -> Boarding:
-    """Boards waiting requests in `order` and takes what they need from `budget`; nobody if `closed`, which a step is
-    in which running rows went short of blocks. `rows` are those that stay."""
+    """Boards waiting requests in `order` and takes what they need from `budget`. `rows` are those that stay; some of
+    them leave all the same, if a `displacement` finds that they should.
+
+    If `closed`, which a step is in which running rows went short of blocks, only those board that outrank these.
+    """
     out = Boarding()
     settings, table = snapshot.settings, snapshot.waiting
-    first = order[: max(budget.rows, 0) + 1]
+    more = MAX_CANDIDATES if displacement is not None and displacement.by_rank else 0
+    first = order[: max(budget.rows, 0) + 1 + more]
     lists = (a[first].tolist() for a in (table.id, table.tokens, table.new_tokens, table.preemptions))
     hits = hits_by_request(snapshot, rows.id)
-    for row, id_, tokens, new, times in zip(first.tolist(), *lists, strict=True):
+    spare = max(rows.count - reserve.growing, 0)
+    for place, (row, id_, tokens, new, times) in enumerate(zip(first.tolist(), *lists, strict=True)):
         hit = hits.get(id_, NO_HITS)
-        now = max(-(-tokens // settings.block_tokens) - hit.blocks, 0)
-        bound = times >= settings.max_preemptions
-        later = _later(snapshot, tokens, new, whole=bound)
+        if displacement is not None and displacement.has_left(hit.owner):
+            hit = hit._replace(owner=0)
         empty = rows.count == 0 and not out.rows
-        needed = now + hit.unheld + (0 if empty else later)
-        room = 0 if closed else budget.blocks - (0 if empty else reserve.blocks + out.kept)
-        wanted = tokens - min(hit.blocks * settings.block_tokens, tokens - 1)
-        if budget.rows <= 0:
-            out.wait = Wait(row, WaitReason.ROWS, 1, 0)
-        elif needed > room or closed:
-            reason = WaitReason.BOUND if bound and not closed else WaitReason.BLOCKS
-            out.wait = Wait(row, reason, needed, max(room, 0), budget.blocks - max(room, 0))
-        elif budget.tokens <= 0 and not hit.joins:
-            out.wait = Wait(row, WaitReason.TOKENS, wanted, 0)
+        need = _need(snapshot, hit, tokens, new, times, 0 if empty else spare)
+        kept = 0 if empty else reserve.blocks + out.kept
+        blocks = need.now + hit.unheld + (0 if empty else need.later + need.again)
+        shut = closed
+        if displacement is not None and (closed or budget.rows <= 0 or blocks > budget.blocks - kept):
+            shut = closed and not displacement.comes_first(row)
+            if not shut and displacement.for_rank(row, blocks - need.again - (budget.blocks - kept), budget):
+                blocks -= need.again
+            elif not closed and budget.rows > 0 and times == 0:
+                displacement.for_gain(order[place:], budget.blocks - kept, budget)
+        out.wait = _wait(row, need, blocks, budget, kept, shut=shut)
         if out.wait is not None:
             break
         others = len(out.rows) + 1 < len(order)
-        chunk = 0 if hit.joins else _chunk(settings, wanted, budget.tokens, others=others)
-        out.add(row, chunk, now, 0 if hit.joins else wanted)
+        chunk = 0 if hit.owner else _chunk(settings, need.wanted, budget.tokens, others=others)
+        out.add(row, chunk, need.now, need.wanted)
+        if hit.owner and displacement is not None:
+            displacement.keep(hit.owner)
         budget.rows -= 1
-        budget.blocks -= now + hit.unheld
+        budget.blocks -= need.now + hit.unheld
         budget.tokens -= chunk
-        out.kept += later
+        out.kept += need.later
     return out
+
+
+class _Need(NamedTuple):
+    """What a request needs to board: blocks `now`, and kept for `later`; `again`: more that must be free, so that one
+    that was preempted is not thrown out at once; tokens `wanted`, 0 if it joins; whether it is at its `bound`."""
+
+    now: int
+    later: int
+    again: int
+    wanted: int
+    bound: bool
+
+
+def _need(snapshot: Snapshot, hit: Hits, tokens: int, new: int, times: int, spare: int) -> _Need:
+    """Of a request that was preempted `times` times; `spare`: a block for each running row that has none kept."""
+    size = snapshot.settings.block_tokens
+    bound = times >= snapshot.settings.max_preemptions
+    return _Need(
+        now=max(-(-tokens // size) - hit.blocks, 0),
+        later=_later(snapshot, tokens, new, whole=bound),
+        again=spare if times and not bound else 0,
+        wanted=0 if hit.owner else tokens - min(hit.blocks * size, tokens - 1),
+        bound=bound,
+    )
+
+
+def _wait(row: int, need: _Need, blocks: int, budget: Budget, kept: int, *, shut: bool) -> Wait | None:
+    """Why a request that needs so many `blocks` does not board; None if it does."""
+    room = 0 if shut else budget.blocks - kept
+    if budget.rows <= 0:
+        return Wait(row, WaitReason.ROWS, 1, 0)
+    if shut or blocks > room:
+        reason = WaitReason.BOUND if need.bound and not shut else WaitReason.BLOCKS
+        return Wait(row, reason, blocks, max(room, 0), budget.blocks - max(room, 0))
+    if budget.tokens <= 0 and need.wanted:
+        return Wait(row, WaitReason.TOKENS, need.wanted, 0)
+    return None
 
 
 def _chunk(settings: Settings, wanted: int, left: int, *, others: bool) -> int:

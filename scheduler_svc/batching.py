@@ -16,6 +16,7 @@ from jitney.decision import WaitReason
 from jitney.snapshot import Batching, Snapshot
 from scheduler_svc.admission import Boarding, Wait, board
 from scheduler_svc.budget import Budget, Reserve
+from scheduler_svc.displacement import Displacement
 from scheduler_svc.running import RunningRows
 
 _ANY = 1 << 40
@@ -40,11 +41,19 @@ class Batch:
         return cls(static, not static or not (runs or ending), padding)
 
     def board(
-        self, snapshot: Snapshot, order: I64, rows: RunningRows, budget: Budget, reserve: Reserve, *, closed: bool
+        self,
+        snapshot: Snapshot,
+        order: I64,
+        rows: RunningRows,
+        budget: Budget,
+        reserve: Reserve,
+        *,
+        closed: bool,
+        displacement: Displacement,
     ) -> Boarding:
         """`admission.board`, or the whole of a new batch, or nobody."""
         if not self.static:
-            return board(snapshot, order, rows, budget, reserve, closed=closed)
+            return board(snapshot, order, rows, budget, reserve, closed=closed, displacement=displacement)
         if not self.open:
             held = rows.count + snapshot.ending.rows
             return Boarding(wait=Wait(int(order[0]), WaitReason.BATCH, held, 0)) if len(order) else Boarding()

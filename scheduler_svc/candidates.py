@@ -9,12 +9,12 @@ from jitney.snapshot import MAX_CANDIDATES, Snapshot
 
 
 class Hits(NamedTuple):
-    """Device blocks of a request's prefix that are there; of these, those that nobody holds; and whether a running
-    row is computing what follows."""
+    """Device blocks of a request's prefix that are there; of these, those that nobody holds; and the running row that
+    is computing what follows, 0 if none is."""
 
     blocks: int = 0
     unheld: int = 0
-    joins: bool = False
+    owner: int = 0
 
 
 NO_HITS = Hits()
@@ -36,7 +36,10 @@ def hits_by_request(snapshot: Snapshot, running: U64) -> dict[int, Hits]:
         table.pending_owner.tolist(),
         strict=True,
     )
-    return {id_: Hits(blocks, unheld, ahead > 0 and owner in owners) for id_, blocks, unheld, ahead, owner in rows}
+    return {
+        id_: Hits(blocks, unheld, owner if ahead > 0 and owner in owners else 0)
+        for id_, blocks, unheld, ahead, owner in rows
+    }
 
 
 def next_candidates(snapshot: Snapshot, order: I64, boarded: int) -> U64:

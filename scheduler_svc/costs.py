@@ -32,7 +32,7 @@ def lost_tokens(rows: RunningRows) -> I64:
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """[R] each; -1 where a move is not possible. `room` is what is left of each tier: blocks to store, blocks to pin."""
+    """[R] each; -1 where a move is not possible. `room` is left in each tier: blocks to store, blocks to pin."""
 
     recompute_us: I64
     cpu_us: I64

@@ -7,7 +7,8 @@ A step has no phases: every row has tokens computed and tokens wanted, and a ste
     3. Deal blocks to the rows that grow. If there are too few, preempt those whose leaving frees enough at least
        cost; a row that still gets none sits out. In such a step nobody boards.
     4. Keep blocks for what runs: about to grow, at its preemption bound, joined to a prefix, configured.
-    5. Board waiting requests in the policy's order, by the whole prompt, until one does not fit.
+    5. Board waiting requests in the policy's order, by the whole prompt, until one does not fit; where it outranks
+       running rows, or where it pays, these make room for it. Tenants at their quota hold up nobody.
     6. What is left of the tokens goes to the chunks that could be larger.
     7. Name the next requests to look up, whom to preempt should decisions stop coming, and why each one waits.
 
@@ -24,19 +25,22 @@ from jitney.columns import I64, U64, PreemptColumns, RunColumns
 from jitney.decision import Decision, Refusal
 from jitney.snapshot import MAX_CANDIDATES, PolicyMemory, Snapshot
 from scheduler_svc.accepts import accept
-from scheduler_svc.admission import Boarding, hopeless, refusals
+from scheduler_svc.admission import Boarding
 from scheduler_svc.batching import Batch
 from scheduler_svc.budget import Budget, Reserve, reserve_for
 from scheduler_svc.candidates import next_candidates
 from scheduler_svc.chunking import deal, top_up
+from scheduler_svc.displacement import Displacement
 from scheduler_svc.horizon import Horizon, horizon_of
 from scheduler_svc.lookahead import ends_within, prefetches, soon_free, substitute_columns, substitutes
 from scheduler_svc.memory import Memory
-from scheduler_svc.ordering import first_waiting, running_order
+from scheduler_svc.ordering import running_order
 from scheduler_svc.policies import BUILT_IN, PolicyBook
 from scheduler_svc.policies.base import Ranking
 from scheduler_svc.preemption import Relief, coast_order, relieve
+from scheduler_svc.quotas import Quotas, line
 from scheduler_svc.reasons import count_reasons
+from scheduler_svc.refusals import refuse
 from scheduler_svc.running import RunningRows, plan_rows
 from scheduler_svc.step_time import step_size
 
@@ -58,6 +62,7 @@ class Plan:
     budget: Budget  # what nobody took
     padding: U64
     left: int  # requests that neither board nor are refused
+    held_back: int  # of these, those that wait for nothing but their tenant's quota
     memory: PolicyMemory
 
 
@@ -78,8 +83,8 @@ def plan(snapshot: Snapshot, policies: PolicyBook = BUILT_IN) -> Plan:
     memory.put(policy.name, policy.memory_version, ranking.memory)
     rows, batch = plan_rows(snapshot, *running_order(snapshot, ranking)), Batch.of(snapshot)
     budget = Budget.of(snapshot, step_size(snapshot, rows), len(batch.padding))
-    lost = hopeless(snapshot)
-    refused = refusals(snapshot, lost)
+    refusals, among = refuse(snapshot, ranking.refusals)
+    quotas = Quotas.of(snapshot)
 
     tokens = deal(rows, settings.max_rows, budget.tokens, settings.chunk_cap_tokens, others_wait=waiting > 0)
     budget.coming += soon_free(rows, tokens)
@@ -94,30 +99,33 @@ def plan(snapshot: Snapshot, policies: PolicyBook = BUILT_IN) -> Plan:
     budget.tokens -= int(tokens.sum())
 
     reserve = reserve_for(snapshot, remaining, tokens[stays], (horizon.growth - growth)[stays])
-    order = first_waiting(snapshot, ranking, max(budget.rows, 0) + 1 + MAX_CANDIDATES + len(refused))
-    order = order if lost is None else order[~lost[order]]
+    order = line(snapshot, ranking, max(budget.rows, 0) + 1 + MAX_CANDIDATES, among, quotas)
     closed = len(relief.victims) > 0 or bool(relief.starved.any())
-    boarding = batch.board(snapshot, order, remaining, budget, reserve, closed=closed)
+    displacement = Displacement.of(snapshot, ranking, rows, relief, budget)
+    boarding = batch.board(snapshot, order, remaining, budget, reserve, closed=closed, displacement=displacement)
+    relief = displacement.told(relief)
+    tokens, stays[relief.victims] = relief.tokens, False
     ran = int(tokens.sum())
     out = relief.starved | ~stays
     tokens = top_up(rows, tokens, budget.tokens, settings.max_rows, settings.chunk_cap_tokens, out)
     budget.tokens = boarding.top_up(budget.tokens - (int(tokens.sum()) - ran), settings.chunk_cap_tokens)
     standby = substitutes(snapshot, order, remaining, boarding, budget, reserve, ends_within(rows, tokens, horizon))
-    left = waiting - len(boarding.rows) - (0 if lost is None else int(np.count_nonzero(lost)))
+    left = waiting - len(boarding.rows) - len(refusals)
     return Plan(
         ranking=ranking,
         rows=rows,
         tokens=tokens,
         relief=relief,
-        horizon=horizon,
+        horizon=horizon.without(relief.victims),
         reserve=reserve,
-        refusals=refused,
+        refusals=refusals,
         order=order,
         boarding=boarding,
         standby=standby,
         budget=budget,
         padding=batch.padding[:0] if closed else batch.padding,
         left=left,
+        held_back=quotas.held_back(among) if quotas else 0,
         memory=memory.write(policy.name),
     )
 
@@ -141,7 +149,7 @@ def _told(snapshot: Snapshot, plan: Plan, build: str) -> Decision:
         horizon_kind=plan.horizon.kind,
         horizon_steps=plan.horizon.steps,
         wake_at_us=plan.ranking.wake_at_us,
-        waiting_reasons=count_reasons(plan.left, plan.boarding, rows, plan.tokens, relief),
+        waiting_reasons=count_reasons(plan.left, plan.held_back, plan.boarding, rows, plan.tokens, relief),
         memory=plan.memory,
         refusals=plan.refusals,
         policy_updates=plan.ranking.updates,
@@ -158,5 +166,5 @@ def _preempt_columns(rows: RunningRows, relief: Relief) -> PreemptColumns:
         mode=relief.modes.astype(np.uint8),
         recompute_us=relief.recompute_us,
         move_us=relief.move_us,
-        for_id=np.zeros(len(relief.victims), np.uint64),
+        for_id=relief.for_id,
     )

@@ -7,7 +7,7 @@ for fewer steps.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -24,6 +24,14 @@ class Horizon:
     kind: HorizonKind
     steps: int
     growth: I64
+
+    def without(self, victims: I64) -> Horizon:
+        """As it is for the rows but `victims`."""
+        if len(victims) == 0:
+            return self
+        growth = self.growth.copy()
+        growth[victims] = 0
+        return replace(self, growth=growth)
 
     @property
     def needed_blocks(self) -> int:

@@ -38,6 +38,7 @@ class Relief:
     modes: I64 = field(default_factory=_none)
     recompute_us: I64 = field(default_factory=_none)
     move_us: I64 = field(default_factory=_none)
+    for_id: U64 = field(default_factory=lambda: np.empty(0, np.uint64))  # who gets the room; 0: a row needed a block
     freed: int = 0  # blocks, at once
 
 
@@ -65,8 +66,14 @@ def relieve(snapshot: Snapshot, rows: RunningRows, tokens: I64, budget: Budget) 
 
 def may_leave(rows: RunningRows) -> Flags:
     """Rows that may be victims while anything else can run."""
-    free = ~(rows.bound | rows.loading | rows.joined)
+    free = movable(rows)
     free[:1] = False
+    return free
+
+
+def movable(rows: RunningRows) -> Flags:
+    """Rows that may be victims where another one boards, so that the first one need not stay."""
+    free = ~(rows.bound | rows.loading | rows.joined)
     if rows.joined.any():
         free &= ~np.isin(rows.id, rows.waits_for[rows.joined])
     return free
@@ -119,5 +126,6 @@ def _serve(rows: RunningRows, tokens: I64, relief: Relief, budget: Budget) -> Re
         modes=relief.modes,
         recompute_us=relief.recompute_us,
         move_us=relief.move_us,
+        for_id=np.zeros(len(relief.victims), np.uint64),
         freed=freed,
     )

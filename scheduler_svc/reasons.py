@@ -15,11 +15,13 @@ SHARED_BY_ALL = (WaitReason.ROWS, WaitReason.TOKENS, WaitReason.BATCH)
 
 
 def count_reasons(
-    waiting: int, boarding: Boarding, rows: RunningRows, tokens: I64, relief: Relief
+    waiting: int, held_back: int, boarding: Boarding, rows: RunningRows, tokens: I64, relief: Relief
 ) -> tuple[tuple[WaitReason, int], ...]:
-    """Of `waiting` requests that neither board nor are refused, and of running `rows` that get no `tokens` [R] but
-    are not victims. Sorted by reason."""
+    """Of `waiting` requests that neither board nor are refused, `held_back` of them by a quota, and of running `rows`
+    that get no `tokens` [R] but are not victims. Sorted by reason."""
     counts = [0] * len(WaitReason)
+    counts[WaitReason.QUOTA] += held_back
+    waiting -= held_back
     if boarding.wait is not None:
         shared = boarding.wait.reason in SHARED_BY_ALL
         counts[boarding.wait.reason] += waiting if shared else 1

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jitney.errors import InvalidRequest
-from jitney.snapshot import Batching, HorizonKind, PolicyChoice, PolicyTable, Settings, Snapshot
+from jitney.snapshot import PolicyChoice, PolicyTable, Snapshot
 from scheduler_svc.decide import decide
 from scheduler_svc.ordering import first_waiting, running_order, smallest
 from scheduler_svc.policies import BUILT_IN
@@ -63,21 +63,6 @@ def test_unknown_policy_parameter_and_table(choice: PolicyChoice, field: str, va
         decide(Snapshot(policy=choice))
     assert (error.value.field, error.value.value) == (field, value)
     assert error.value.limit and value in error.value.message
-
-
-@pytest.mark.parametrize(
-    ("settings", "field"),
-    [
-        (Settings(batching=Batching.STATIC_PADDED), "settings.batching"),
-        (Settings(horizon_kind=HorizonKind.UNTIL_EVENT), "settings.horizon_kind"),
-        (Settings(horizon_steps=5), "settings.horizon_steps"),
-        (Settings(target_tpot_us=20_000), "settings.target_tpot_us"),
-    ],
-)
-def test_settings_that_are_not_built(settings: Settings, field: str) -> None:
-    with pytest.raises(InvalidRequest) as error:
-        decide(Snapshot(settings=settings))
-    assert error.value.field == field and error.value.limit and error.value.value
 
 
 def test_a_column_that_is_needed_must_be_sent() -> None:

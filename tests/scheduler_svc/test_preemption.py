@@ -11,8 +11,8 @@ import numpy as np
 
 from jitney.decision import Decision, PreemptionMode, WaitReason
 from jitney.snapshot import Blocks, Rates, Settings, Snapshot, TierRoom
-from scheduler_svc.decide import decide
 from scheduler_svc.costs import cheapest_cover
+from scheduler_svc.decide import decide
 from tests.support.decision_checks import check_decision
 from tests.support.situations import ending, running, waiting
 
@@ -138,7 +138,7 @@ def test_blocks_that_are_coming_are_waited_for() -> None:
 
 
 def test_swap_when_it_is_cheaper_and_there_is_room() -> None:
-    big = {"prompt_tokens": 160, "computed_tokens": 160, "held_blocks": 10, "max_new_tokens": 1}
+    big = {"prompt_tokens": 160, "computed_tokens": 160, "held_blocks": 10}
     rows = running(GROWS | {"arrival_us": 0}, big | {"arrival_us": 1, "generated_tokens": 0, "computed_tokens": 159})
     room = TierRoom(free_blocks=50, pin_blocks=50, queue_us=100)
     decision = decided(running=rows, rates=RATES, cpu=room)

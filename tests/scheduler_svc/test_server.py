@@ -132,12 +132,12 @@ def test_explain_and_list_policies() -> None:
 
 def test_only_the_columns_that_a_policy_lists_are_needed() -> None:
     async def test(stub: Any) -> None:
-        listed = (await stub.ListPolicies(pb.ListPoliciesRequest())).policies[0]
-        sent = message(Snapshot(waiting=waiting({}, {})))
-        for field in list(sent.waiting.DESCRIPTOR.fields_by_name):
-            if field not in (*listed.waiting_columns, "id"):
-                sent.waiting.ClearField(field)
-        decision = decode_decision((await stub.DecideOnce(sent)).SerializeToString())
-        assert sum(count for _, count in decision.waiting_reasons) == 2
+        for listed in (await stub.ListPolicies(pb.ListPoliciesRequest())).policies:
+            sent = message(Snapshot(policy=PolicyChoice(listed.name), waiting=waiting({}, {})))
+            for field in list(sent.waiting.DESCRIPTOR.fields_by_name):
+                if field not in (*listed.waiting_columns, "id"):
+                    sent.waiting.ClearField(field)
+            decision = decode_decision((await stub.DecideOnce(sent)).SerializeToString())
+            assert sum(count for _, count in decision.waiting_reasons) == 2
 
     with_server(test)

@@ -6,6 +6,7 @@ import numpy as np
 
 from jitney.decision import Decision, PreemptionMode, WaitReason
 from jitney.snapshot import MAX_CANDIDATES, Snapshot
+from scheduler_svc.policies import BUILT_IN
 
 
 def check_decision(snapshot: Snapshot, decision: Decision) -> None:
@@ -57,7 +58,7 @@ def check_decision(snapshot: Snapshot, decision: Decision) -> None:
         unheld += free_hit
     available = blocks.free + blocks.evictable + blocks.granted
     assert int(decision.admit.blocks.sum()) + unheld + grown <= available + freed
-    assert not (admit and victims), "nobody boards in a step that preempts"
+    _check_displaced(snapshot, decision)
 
     assert len(decision.next_candidates) <= MAX_CANDIDATES
     assert set(decision.next_candidates.tolist()) <= set(waiting) - set(admit) - set(refused)
@@ -71,6 +72,21 @@ def check_decision(snapshot: Snapshot, decision: Decision) -> None:
     left = len(waiting) - len(admit) - len(refused)
     assert sum(count for _, count in decision.waiting_reasons) >= left
     assert np.all(np.array([count for _, count in decision.waiting_reasons], int) > 0)
+
+
+def _check_displaced(snapshot: Snapshot, decision: Decision) -> None:
+    """Who boards in a step that preempts outranks those that left, or got their room."""
+    if not decision.preempt.rows:
+        return
+    ranking = BUILT_IN.choose(snapshot.policy).rank(snapshot, b"")
+    named = {int(i) for i in decision.preempt.for_id.tolist()} - {0}
+    assert named <= set(snapshot.waiting.id.tolist())
+    if 0 in decision.preempt.for_id.tolist():
+        assert ranking.waiting_class is not None or not decision.admit.rows
+    for for_id in named:
+        modes = decision.preempt.mode[decision.preempt.for_id == for_id]
+        if (modes == PreemptionMode.RECOMPUTE).all():
+            assert for_id in decision.admit.id.tolist()
 
 
 def _hit_columns(snapshot: Snapshot) -> tuple[list[int], list[int], list[int]]:

@@ -9,14 +9,19 @@ import numpy as np
 from hypothesis import strategies as st
 
 from jitney.columns import (
+    HISTOGRAM_BUCKETS,
     CandidateTable,
     EndingTable,
+    HistogramTable,
     RunningTable,
     Table,
+    TenantTable,
+    WaitingPolicyTable,
     WaitingTable,
     columns_of,
 )
-from jitney.snapshot import Blocks, PolicyMemory, Rates, Settings, Snapshot, TierRoom
+from jitney.snapshot import Blocks, PolicyChoice, PolicyMemory, Rates, Settings, Snapshot, TierRoom
+from scheduler_svc.policies import BUILT_IN
 
 
 def rows_of(kind: type[Table], rows: list[dict[str, int]], **defaults: int) -> Any:
@@ -71,14 +76,15 @@ def snapshots(draw: st.DrawFn, *, tiers: bool = False) -> Snapshot:
     return random_snapshot(rand, n_run, n_wait, tiers=tiers)
 
 
-def random_snapshot(rand: random.Random, n_run: int, n_wait: int, *, tiers: bool = False) -> Snapshot:
-    """A possible snapshot with so many rows."""
+def random_snapshot(rand: random.Random, n_run: int, n_wait: int, *, tiers: bool = False, policy: str = "") -> Snapshot:
+    """A possible snapshot with so many rows, under `policy` or any."""
     size, total = rand.choice([1, 4, 16]), rand.randint(1, 60)
     ids = rand.sample(range(1, n_run + n_wait + 20), n_run + n_wait + 2)
     run_ids, wait_ids, end_ids = ids[:n_run], ids[n_run:-2], ids[-2:]
     lines = [_waiting_row(rand, id_, total * size) for id_ in wait_ids]
-    free = rand.randint(0, total)
-    evictable = rand.randint(0, total - free)
+    crowded = rand.random() < 0.4
+    free = rand.randint(0, 2 if crowded and total > 1 else total)
+    evictable = 0 if crowded else rand.randint(0, total - free)
     looked = [line for line in lines if rand.random() < 0.5][:64]
 
     def room() -> TierRoom:
@@ -89,16 +95,22 @@ def random_snapshot(rand: random.Random, n_run: int, n_wait: int, *, tiers: bool
         incarnation=3,
         step=rand.getrandbits(64),
         attempt=rand.randint(0, 3),
-        now_us=rand.getrandbits(40),
+        now_us=rand.getrandbits(rand.choice([26, 40])),
         settings=Settings(
             max_step_tokens=rand.randint(1, 64),
-            max_rows=rand.randint(1, 12),
+            max_rows=max(n_run, 1) if crowded else rand.randint(1, 12),
             block_tokens=size,
             chunk_cap_tokens=rand.randint(1, 40),
             block_reserve=rand.randint(0, 5),
-            max_preemptions=rand.randint(0, 2),
+            max_preemptions=3 if crowded else rand.randint(0, 2),
         ),
-        blocks=Blocks(total, free, evictable, rand.choice([0, 0, 0, 1, 5]), rand.randint(0, total - free - evictable)),
+        blocks=Blocks(
+            total,
+            free,
+            evictable,
+            rand.choice([0, 0, 0, 1, 5]),
+            0 if crowded else rand.randint(0, total - free - evictable),
+        ),
         cpu=room(),
         ssd=room(),
         rates=Rates(*(rand.choice([0, 1_000, 10**9]) if tiers else 0 for _ in range(10))),
@@ -107,7 +119,50 @@ def random_snapshot(rand: random.Random, n_run: int, n_wait: int, *, tiers: bool
         waiting=rows_of(WaitingTable, lines),
         candidates=candidates(*(_candidate_row(rand, line, run_ids, size, evictable) for line in looked)),
         memory=rand.choice([PolicyMemory(), PolicyMemory("other", 2, b"xyz")]),
+        policy=random_choice(rand, policy),
+        waiting_policy=_policy_rows(rand, n_wait),
+        tenants=_tenants(rand),
+        histograms=HistogramTable(
+            tenant=np.array([1, 2], np.uint32),
+            endpoint=np.array([0, 1], np.uint32),
+            counts=np.array([rand.randint(0, 9) * (n % 32 < 8) for n in range(2 * HISTOGRAM_BUCKETS)], np.uint32),
+        ),
     )
+
+
+def random_choice(rand: random.Random, policy: str = "") -> PolicyChoice:
+    """`policy` or any, some of its parameters set to anything that is allowed."""
+    kind = rand.choice([kind for kind in BUILT_IN.kinds if policy in ("", kind.name)])
+    chosen = sorted(rand.sample(kind.parameters, rand.randint(0, len(kind.parameters))), key=lambda p: p.name)
+    values = tuple((p.name, rand.choice([p.minimum, p.maximum, rand.randint(p.minimum, p.maximum)])) for p in chosen)
+    return PolicyChoice(kind.name, values)
+
+
+def _policy_rows(rand: random.Random, n_wait: int) -> WaitingPolicyTable:
+    rows = sorted(rand.sample(range(n_wait), rand.randint(0, n_wait)))
+    return WaitingPolicyTable(
+        policy_row=np.array(rows, np.uint32),
+        policy_a=np.array([rand.randint(0, 9) for _ in rows], np.int64),
+        policy_b=np.array([rand.randint(0, 3) for _ in rows], np.int64),
+    )
+
+
+def _tenants(rand: random.Random) -> TenantTable:
+    limited = rand.random() < 0.3
+    rows = [
+        {
+            "tenant": tenant,
+            "weight": rand.choice([1, 500, 1000, 3000]),
+            "max_rows": rand.choice([0, 1, 2, 5]) if limited else 0,
+            "max_waiting_tokens": rand.choice([0, 0, 100, 500]) if limited else 0,
+            "served_prompt_tokens": rand.randint(0, 10**6),
+            "served_cached_tokens": rand.randint(0, 10**6),
+            "served_generated_tokens": rand.randint(0, 10**6),
+        }
+        for tenant in rand.sample(range(5), rand.randint(0, 5))
+    ]
+    table: TenantTable = rows_of(TenantTable, rows)
+    return table
 
 
 def _running_row(rand: random.Random, id_: int, ids: list[int], size: int) -> dict[str, int]:
@@ -132,6 +187,10 @@ def _running_row(rand: random.Random, id_: int, ids: list[int], size: int) -> di
         "preemptions": rand.randint(0, 2),
         "waits_for": rand.choice([0] * 6 + others),
         "loading": rand.choice([0, 0, 0, 1]),
+        "admitted_us": rand.randint(0, 9),
+        **_wishes(rand),
+        "policy_a": rand.randint(0, generated),
+        "policy_b": rand.randint(0, 3),
     }
 
 
@@ -143,6 +202,18 @@ def _waiting_row(rand: random.Random, id_: int, pool: int) -> dict[str, int]:
         "new_tokens": rand.randint(1, 50),
         "priority": rand.randint(-100, 100),
         "preemptions": rand.randint(0, 2),
+        "generated_tokens": rand.randint(0, 9),
+        **_wishes(rand),
+    }
+
+
+def _wishes(rand: random.Random) -> dict[str, int]:
+    """Tenant, deadlines and prediction."""
+    return {
+        "tenant": rand.randint(0, 5),
+        "ttft_deadline_us": rand.choice([0, 0, rand.getrandbits(40)]),
+        "deadline_us": rand.choice([0, 0, rand.getrandbits(40)]),
+        "predicted_p50": rand.choice([-1, 0, 5, 100]),
     }
 
 
