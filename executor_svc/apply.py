@@ -320,6 +320,8 @@ class Apply:
         if request.cached_tokens < 0:
             request.cached_tokens = min(hit, request.prompt_tokens - 1)
             request.note(now_us, f"boarded with {request.cached_tokens} cached tokens")
+        else:
+            request.note(now_us, f"boarded again, {hit} of its {request.length} tokens were cached")
 
     def _needed_blocks(self) -> int:
         """Granted blocks that running rows will need within the lookahead."""

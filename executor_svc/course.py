@@ -16,7 +16,8 @@ from executor_svc.apply import Apply
 from executor_svc.counters import Counters
 from executor_svc.live_request import LiveRequest, State
 from executor_svc.registry import Registry
-from jitney.decision import Decision
+from jitney.columns import PreemptColumns
+from jitney.decision import Decision, PreemptionMode
 from jitney.snapshot import HorizonKind, Settings
 
 UNTIL_EVENT_STEPS = 1 << 30
@@ -62,11 +63,11 @@ class Course:
         if not cache_open:
             return Boarding()
         victims: list[LiveRequest] = []
-        for victim_id, for_id in zip(decision.preempt.id.tolist(), decision.preempt.for_id.tolist(), strict=True):
+        for row, victim_id in enumerate(decision.preempt.id.tolist()):
             victim = self.registry.by_id.get(victim_id)
             if victim is not None and victim.state is State.RUNNING:
                 victims.append(victim)
-                victim.note(now_us, f"preempted for request {for_id}" if for_id else "preempted: no block was left")
+                victim.note(now_us, self._why_preempted(decision.preempt, row, victim))
         self.counters.preemptions += len(victims)
         room = self.settings.max_rows - len(self.registry.running) + len(victims)
         self._admitted = self._waiting(decision.admit.id.tolist(), decision.admit.tokens.tolist())[: max(0, room)]
@@ -74,6 +75,16 @@ class Course:
         substitutes = self._waiting(decision.substitutes.id.tolist(), decision.substitutes.tokens.tolist())
         self._standby = [each for each in substitutes if each[0].id not in named][: self.settings.max_rows]
         return Boarding(victims, [r for r, _ in self._admitted], [r for r, _ in self._standby])
+
+    def _why_preempted(self, table: PreemptColumns, row: int, victim: LiveRequest) -> str:
+        """For `explain`: for whom, how, and what each way would have cost."""
+        other = self.registry.by_id.get(int(table.for_id[row]))
+        cause = f"for {other.submission.client_id}" if other is not None else "because no block was left"
+        how = PreemptionMode(int(table.mode[row])).name.lower().replace("_", " ")
+        move_us = int(table.move_us[row])
+        moving = f"moving {move_us} us" if move_us >= 0 else "moving is not possible"
+        costs = f"recomputing costs {int(table.recompute_us[row])} us, {moving}"
+        return f"preempted ({how}) {cause}, with {len(victim.blocks)} blocks: {costs}"
 
     def _waiting(self, ids: list[int], tokens: list[int]) -> list[Chosen]:
         found = [(self.registry.by_id.get(i), n) for i, n in zip(ids, tokens, strict=True)]

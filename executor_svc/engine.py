@@ -18,7 +18,7 @@ from jitney.block_ops import RequestId
 from jitney.decision import WaitReason
 from jitney.errors import Away, Duplicate, Missing, TooLarge
 from jitney.keys import Root, salt_digest
-from jitney.snapshot import Blocks, Outcome, PolicyChoice, PolicyMemory, Snapshot
+from jitney.snapshot import Blocks, Outcome, PolicyChoice, Snapshot
 
 log = structlog.get_logger()
 _RETRY_US = 1_000_000
@@ -259,7 +259,8 @@ class Engine:
             self.loop.policy.choice = choice
             if waiting_columns is not None:
                 self.loop.policy.waiting_columns = waiting_columns
-            self.loop.policy.memory = PolicyMemory()
+            registry = self.loop.registry  # its columns mean something else to each policy; its memory has sections
+            registry.policy_a[:] = registry.policy_b[:] = 0
             done.set()
 
         self.loop.intake.run(change)

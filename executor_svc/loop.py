@@ -30,12 +30,15 @@ from executor_svc.request import FinishReason
 from executor_svc.situation import Identity, Policy, Situation
 from executor_svc.steps import InFlight, Steps
 from executor_svc.watchdog import Watchdog
+from jitney.columns import PolicyColumnUpdates
 from jitney.decision import Decision, WaitReason
 from jitney.errors import Conflict
 from jitney.snapshot import Settings, Snapshot
 
 MAX_UNANSWERED = 7
 _IDLE_WAIT_US = 1_000_000
+_STALLED_WAIT_US = 1_000
+"""Until rows that coast are tried again, after none of them had a block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +161,10 @@ class Loop:
         self.waiting_reasons = decision.waiting_reasons
         self.policy.memory = decision.memory
         self.candidates.follow(decision.next_candidates)
-        for request_id, a, b in zip(*(c.tolist() for _, c in decision.policy_updates.columns()), strict=True):
+        updates = decision.policy_updates
+        if self.last_snapshot is not None and self.last_snapshot.policy != self.policy.choice:
+            updates = PolicyColumnUpdates()  # of a policy that was changed meanwhile
+        for request_id, a, b in zip(*(c.tolist() for _, c in updates.columns()), strict=True):
             if request := self.registry.by_id.get(request_id):
                 self.registry.policy_a[request.slot], self.registry.policy_b[request.slot] = a, b
         for refusal in decision.refusals:
@@ -259,7 +265,7 @@ class Loop:
         if self._asked_us:
             times.append(self._asked_us + self.loop_settings.ask_again_after_us)
             if self._flight is None and self.registry.running:
-                times.append(self._asked_us + self.loop_settings.coast_after_us)
+                times.append(max(self._asked_us + self.loop_settings.coast_after_us, now_us + _STALLED_WAIT_US))
         if self.course.decision.wake_at_us > now_us:
             times.append(self.course.decision.wake_at_us)
         if deadline := self.registry.next_deadline_us():
