@@ -7,6 +7,20 @@ from dataclasses import replace
 
 from jitney.errors import InvalidRequest
 from jitney.snapshot import PolicyChoice, Snapshot
+from scheduler_svc.policies import BUILT_IN, PolicyBook
+from scheduler_svc.policies.custom import with_custom
+
+
+def named(policy: str, parameters: Sequence[str]) -> tuple[PolicyChoice, PolicyBook]:
+    """A policy, by its name or as path.py:ClassName, with `key=value` parameters, and the book that has it.
+
+    InvalidRequest if it is in no book or takes no such parameters.
+    """
+    book = with_custom(policy) if ":" in policy else BUILT_IN
+    own = [kind.name for kind in book.kinds if kind not in BUILT_IN.kinds]
+    choice = choice_of(own[0] if own else policy, parameters)
+    book.choose(choice)
+    return choice, book
 
 
 def choice_of(name: str, parameters: Sequence[str]) -> PolicyChoice:

@@ -19,10 +19,10 @@ from jitney.errors import Conflict, JitneyError
 from jitney.log_segments import LogReader
 from jitney.scheduler_codec import decode_decision, decode_snapshot, encode_decision
 from jitney.snapshot_checks import check
-from scheduler_svc.build import BUILD
 from scheduler_svc.decide import decide
 from scheduler_svc.offline import with_tables
-from scheduler_svc.policies import BUILT_IN, PolicyBook
+from scheduler_svc.policies import PolicyBook
+from scheduler_svc.policies.custom import with_custom
 
 
 @dataclass(slots=True)
@@ -93,10 +93,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("log", type=Path, help="folder of a decision log, or one of its segments")
     parser.add_argument("--any-build", action="store_true", help="replay what another build decided, too")
+    parser.add_argument("--policy-file", default="", metavar="PATH.py:NAME", help="the policy of your own that decided")
     options = parser.parse_args(argv)
     try:
         with LogReader(options.log) as log:
-            result = replay(log, BUILT_IN, any_build=options.any_build)
+            policies = with_custom(options.policy_file)
+            result = replay(log, policies, any_build=options.any_build)
     except JitneyError as error:
         print(f"replay: {error.message}", file=sys.stderr)
         return 2
@@ -108,7 +110,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"first at {result.first_different}")
     if result.damaged or result.gaps:
         print(f"{result.damaged} records are damaged, {result.gaps} gaps")
-    print(json.dumps({**dataclasses.asdict(result), "build": BUILD}))
+    print(json.dumps({**dataclasses.asdict(result), "build": policies.build}))
     return 0 if result.equal == result.frames else 1
 
 

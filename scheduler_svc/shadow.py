@@ -27,8 +27,8 @@ from jitney.log_segments import LogReader
 from jitney.scheduler_codec import decode_decision, decode_snapshot
 from jitney.snapshot import PolicyChoice, PolicyMemory, Snapshot
 from scheduler_svc.decide import decide
-from scheduler_svc.offline import choice_of
-from scheduler_svc.policies import BUILT_IN, PolicyBook
+from scheduler_svc.offline import named
+from scheduler_svc.policies import PolicyBook
 from scheduler_svc.policies.base import COMMON_WAITING_COLUMNS
 
 POLL_S: Final = 0.2
@@ -152,14 +152,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The command; returns the exit status."""
     parser = argparse.ArgumentParser(prog="jitney shadow", description="Another policy follows a log and never acts.")
     parser.add_argument("log", type=Path, help="folder of a decision log")
-    parser.add_argument("--policy", required=True, help="name of the policy that follows")
+    parser.add_argument("--policy", required=True, help="the policy that follows: a name, or path.py:ClassName")
     parser.add_argument("parameters", nargs="*", metavar="NAME=INTEGER", help="its parameters")
     parser.add_argument("--once", action="store_true", help="from the oldest frame to the end of the log, then stop")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after so long")
     parser.add_argument("--every", type=float, default=5.0, help="seconds between two lines")
     options = parser.parse_args(argv)
     try:
-        shadow = Shadow(choice_of(options.policy, options.parameters), BUILT_IN)
+        shadow = Shadow(*named(options.policy, options.parameters))
         with LogReader(options.log, at_end=not options.once) as log:
             _follow(shadow, log, 0.0 if options.once else options.seconds, options.every)
     except JitneyError as error:

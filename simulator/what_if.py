@@ -33,8 +33,8 @@ from jitney.log_segments import LogReader
 from jitney.scheduler_codec import decode_decision, decode_snapshot
 from jitney.snapshot import PolicyChoice, Snapshot
 from scheduler_svc.decide import decide
-from scheduler_svc.offline import choice_of, with_tables
-from scheduler_svc.policies import BUILT_IN, PolicyBook
+from scheduler_svc.offline import named, with_tables
+from scheduler_svc.policies import PolicyBook
 from simulator.clock import VirtualClock
 from simulator.measures import Measures, Targets, measure
 from simulator.observed import Observed
@@ -190,7 +190,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The command; returns the exit status."""
     parser = argparse.ArgumentParser(prog="jitney what-if", description="A recorded load under another policy.")
     parser.add_argument("log", type=Path, help="folder of a decision log, or one of its segments")
-    parser.add_argument("--policy", required=True, help="name of the other policy")
+    parser.add_argument("--policy", required=True, help="the other policy: a name, or path.py:ClassName")
     parser.add_argument("parameters", nargs="*", metavar="NAME=INTEGER", help="its parameters")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="only the first so many of the log")
     parser.add_argument("--ttft-ms", type=float, default=Targets().ttft_ms, help="target that goodput counts by")
@@ -198,12 +198,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     targets = Targets(options.ttft_ms, options.tpot_ms)
     try:
-        other = choice_of(options.policy, options.parameters)
-        BUILT_IN.choose(other)
+        other, book = named(options.policy, options.parameters)
         with LogReader(options.log) as log:
             recording = read(log, options.seconds)
-        same = measure(carried(recording, recording.policy, BUILT_IN), targets)
-        changed = measure(carried(recording, other, BUILT_IN), targets)
+        same = measure(carried(recording, recording.policy, book), targets)
+        changed = measure(carried(recording, other, book), targets)
     except JitneyError as error:
         print(f"what-if: {error.message}", file=sys.stderr)
         return 2

@@ -12,16 +12,20 @@ from typing import Annotated
 import typer
 
 Log = Annotated[Path, typer.Argument(help="Folder of a decision log, or one of its segments.")]
-Policy = Annotated[str, typer.Option("--policy", help='Name of the other policy, e.g. "mlfq".')]
+Policy = Annotated[str, typer.Option("--policy", help='The other policy: a name, e.g. "mlfq", or path.py:ClassName.')]
 Parameters = Annotated[list[str] | None, typer.Argument(help="NAME=INTEGER of the policy, any number of them.")]
 
 
 def replay(
     log: Log,
     any_build: Annotated[bool, typer.Option("--any-build", help="Replay what another build decided, too.")] = False,
+    policy_file: Annotated[
+        str, typer.Option("--policy-file", help="The policy of your own that decided: path.py:ClassName.")
+    ] = "",
 ) -> None:
     """Decides every recorded step again and compares the bytes. Exit status 1 if one differs, 2 if it cannot."""
-    _run("scheduler_svc.replay", str(log), *(("--any-build",) if any_build else ()))
+    own = (f"--policy-file={policy_file}",) if policy_file else ()
+    _run("scheduler_svc.replay", str(log), *own, *(("--any-build",) if any_build else ()))
 
 
 def what_if(log: Log, policy: Policy, parameters: Parameters = None) -> None:
