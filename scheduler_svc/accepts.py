@@ -20,6 +20,14 @@ RUNNING_COLUMNS = (
     "preemptions",
     "waits_for",
     "loading",
+    "priority",
+    "tenant",
+    "admitted_us",
+    "ttft_deadline_us",
+    "deadline_us",
+    "predicted_p50",
+    "policy_a",
+    "policy_b",
 )
 CANDIDATE_COLUMNS = ("device_hit_blocks", "unheld_hit_blocks", "pending_blocks", "pending_owner")
 

@@ -1,11 +1,11 @@
-"""Configuration of the scheduler: what every service has, and nothing else. Policy and budgets come with each
-snapshot, so that any replica decides alike."""
+"""Configuration of the scheduler: what every service has, and a policy of the operator's own. Which policy decides, its
+parameters and the budgets come with each snapshot, so that any replica decides alike."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from jitney.serving.config import ServingConfig
+from jitney.serving.config import ServingConfig, option
 
 SERVICE = "scheduler"
 
@@ -13,3 +13,5 @@ SERVICE = "scheduler"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig(ServingConfig):
     """Decides, each step, what runs, what boards and what leaves."""
+
+    policy: str = option("", "A policy of your own, to be chosen like the built-in ones: path.py:ClassName")

@@ -7,13 +7,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jitney.decision import PreemptionMode, WaitReason
+from jitney.decision import PreemptionMode, Refusal, RefusalReason, WaitReason
 from jitney.errors import Missing
 from jitney.snapshot import Snapshot
 from scheduler_svc.admission import Wait
 from scheduler_svc.decide import Plan, plan
-from scheduler_svc.ordering import first_waiting
+from scheduler_svc.displacement import MIN_GAIN_PERCENT
 from scheduler_svc.policies import BUILT_IN, PolicyBook
+from scheduler_svc.policies.base import Policy
+from scheduler_svc.quotas import Quotas, line
 from scheduler_svc.reasons import SHARED_BY_ALL, row_reason
 
 
@@ -35,19 +37,29 @@ def explain(snapshot: Snapshot, request: int, policies: PolicyBook = BUILT_IN) -
     planned = plan(snapshot, policies)
     for refusal in planned.refusals:
         if refusal.id == request:
-            sentence = f"needs {refusal.value} blocks, the pool has {refusal.limit}: it is refused"
+            sentence = _refused(refusal)
             return Explanation("refused", sentence, needed=refusal.value, available=refusal.limit)
     if len(found := np.flatnonzero(snapshot.ending.id == request)):
         held = int(snapshot.ending.held_blocks[found[0]])
         return Explanation("ending", f"reaches its last token in a launched step and then frees {held} blocks")
+    policy = policies.choose(snapshot.policy)
     if len(found := np.flatnonzero(planned.rows.id == request)):
-        return _running(snapshot, planned, int(found[0]))
+        return _running(snapshot, planned, int(found[0]), policy)
     if len(found := np.flatnonzero(snapshot.waiting.id == request)):
-        return _waiting(snapshot, planned, int(found[0]))
+        return _waiting(snapshot, planned, int(found[0]), policy)
     raise Missing(f"the snapshot does not name request {request}", field="id", value=request)
 
 
-def _running(snapshot: Snapshot, planned: Plan, position: int) -> Explanation:
+def _refused(refusal: Refusal) -> str:
+    if refusal.reason is RefusalReason.DEADLINE:
+        return f"needs {refusal.value} us, its deadline leaves {refusal.limit}: it is refused"
+    if refusal.reason is RefusalReason.QUOTA:
+        again = f"try again in {refusal.retry_after_us} us"
+        return f"its tenant has {refusal.value} tokens waiting, allowed are {refusal.limit}: it is refused, {again}"
+    return f"needs {refusal.value} blocks, the pool has {refusal.limit}: it is refused"
+
+
+def _running(snapshot: Snapshot, planned: Plan, position: int, policy: Policy) -> Explanation:
     rows, relief = planned.rows, planned.relief
     tokens, wanted = int(planned.tokens[position]), int(rows.wanted[position])
     if position in relief.victims:
@@ -56,7 +68,12 @@ def _running(snapshot: Snapshot, planned: Plan, position: int) -> Explanation:
         blocks, cost = int(rows.private[position]), int(relief.recompute_us[place])
         moved = f"moving {move} us" if move >= 0 else "moving is not possible"
         way = mode.name.lower().replace("_", " ")
-        sentence = f"gives {blocks} blocks to rows that need one ({way}): recomputing costs {cost} us, {moved}"
+        whom = "to rows that need one"
+        if for_id := int(relief.for_id[place]):
+            table, row = snapshot.running, int(np.flatnonzero(snapshot.running.id == rows.id[position])[0])
+            says = policy.says(snapshot, table, row, planned.ranking)
+            whom = f"and its row to request {for_id}, which {_better(snapshot, planned, position, for_id)} ({says})"
+        sentence = f"gives {blocks} blocks {whom} ({way}): recomputing costs {cost} us, {moved}"
         return Explanation("preempted", sentence, WaitReason.BLOCKS, needed=1, ahead=position)
     if tokens:
         left = int(rows.known[position] - rows.planned[position])
@@ -72,26 +89,44 @@ def _running(snapshot: Snapshot, planned: Plan, position: int) -> Explanation:
     return Explanation("running", sentence, reason, needed=wanted, ahead=position)
 
 
-def _waiting(snapshot: Snapshot, planned: Plan, row: int) -> Explanation:
+def _better(snapshot: Snapshot, planned: Plan, position: int, for_id: int) -> str:
+    classes = planned.ranking.waiting_class
+    row = int(np.flatnonzero(snapshot.waiting.id == for_id)[0])
+    if classes is not None and int(classes[row]) < int(planned.rows.rank_class[position]):
+        return "outranks it"
+    return f"with others yields at least {MIN_GAIN_PERCENT} % more tokens per second"
+
+
+def _waiting(snapshot: Snapshot, planned: Plan, row: int, policy: Policy) -> Explanation:
     boarding = planned.boarding
     if row in boarding.rows:
         place = boarding.rows.index(row)
         tokens, blocks = boarding.tokens[place], boarding.blocks[place]
         begins = f"with {tokens} tokens" if tokens else "and waits for a prefix that is being computed"
         return Explanation("admitted", f"boards {begins}, takes {blocks} blocks", needed=blocks, available=blocks)
-    order = first_waiting(snapshot, planned.ranking, snapshot.waiting.rows)
-    gone = np.isin(snapshot.waiting.id[order], np.array([r.id for r in planned.refusals], np.uint64))
-    line = [other for other in order[~gone].tolist() if other not in set(boarding.rows)]
-    ahead = line.index(row)
-    wait = boarding.wait
+    among = ~np.isin(snapshot.waiting.id, np.array([r.id for r in planned.refusals], np.uint64))
+    boards, wait = set(boarding.rows), boarding.wait
+    order = line(snapshot, planned.ranking, snapshot.waiting.rows, among, Quotas.of(snapshot))
+    behind = [other for other in order.tolist() if other not in boards]
+    says = f"{policy.name}: {policy.says(snapshot, snapshot.waiting, row, planned.ranking)}"
+    if row not in behind:
+        return _held_back(snapshot, row, says)
+    ahead = behind.index(row)
     if wait is None:
-        return Explanation("waiting", "is next to board", ahead=ahead)
+        return Explanation("waiting", f"is next to board ({says})", ahead=ahead)
     lacks = _lacks(snapshot, wait)
     if ahead == 0 or wait.reason in SHARED_BY_ALL:
-        return Explanation("waiting", lacks, wait.reason, wait.needed, wait.available, ahead)
+        return Explanation("waiting", f"{lacks} ({says})", wait.reason, wait.needed, wait.available, ahead)
     first = int(snapshot.waiting.id[wait.row])
-    sentence = f"stands behind request {first}, {ahead} are ahead of it; the first {lacks}"
+    sentence = f"stands behind request {first}, {ahead} are ahead of it ({says}); the first {lacks}"
     return Explanation("waiting", sentence, WaitReason.BEHIND, wait.needed, wait.available, ahead)
+
+
+def _held_back(snapshot: Snapshot, row: int, says: str) -> Explanation:
+    tenants, tenant = snapshot.tenants, int(snapshot.waiting.tenant[row])
+    limit = int(tenants.max_rows[np.flatnonzero(tenants.tenant == tenant)[0]])
+    sentence = f"tenant {tenant} may have {limit} rows, and has or gets them for other requests ({says})"
+    return Explanation("waiting", sentence, WaitReason.QUOTA, needed=1, available=0)
 
 
 def _lacks(snapshot: Snapshot, wait: Wait) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 from jitney.columns import I64, U64
 from jitney.snapshot import Snapshot
 from scheduler_svc.lookups import rows_with
-from scheduler_svc.policies.base import Ranking
+from scheduler_svc.policies.base import Key, Ranking
 from scheduler_svc.running import Flags
 
 MAX_CHAIN = 4
@@ -46,7 +46,7 @@ def first_waiting(snapshot: Snapshot, ranking: Ranking, count: int, among: Flags
     return rows[smallest(tuple(key[rows] for key in keys), ids[rows], count)]
 
 
-def smallest(keys: tuple[I64, ...], ids: U64, count: int) -> I64:
+def smallest(keys: tuple[Key, ...], ids: U64, count: int) -> I64:
     """Rows of the `count` smallest (keys, id), in that order; `ids` are distinct.
 
     The k-th value is looked for first and only what is not above it is sorted: the order in which a partition leaves

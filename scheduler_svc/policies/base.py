@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from jitney.columns import I64, PolicyColumnUpdates
+from jitney.columns import I64, PolicyColumnUpdates, RunningTable, WaitingTable
 from jitney.decision import Refusal
 from jitney.snapshot import PolicyChoice, Snapshot
 
+Key = NDArray[np.signedinteger[Any]] | NDArray[np.unsignedinteger[Any]]
+"""One integer for each row of a table; the smaller comes first."""
 COMMON_WAITING_COLUMNS = ("tokens", "new_tokens", "preemptions", "tenant")
 """Columns of the waiting table that every decision reads, beside id: 21 bytes a row."""
 
@@ -41,8 +43,8 @@ class Ranking:
     higher class (cheapest first, among those of the highest class) when rows or blocks are short.
     """
 
-    running: tuple[NDArray[np.integer], ...] = ()
-    waiting: tuple[NDArray[np.integer], ...] = ()
+    running: tuple[Key, ...] = ()
+    waiting: tuple[Key, ...] = ()
     running_class: I64 | None = None
     waiting_class: I64 | None = None
     wake_at_us: int = 0  # when the ranking changes by itself; 0: never
@@ -74,6 +76,11 @@ class Policy(ABC):
     @abstractmethod
     def rank(self, snapshot: Snapshot, memory: bytes) -> Ranking:
         """Ranks all; `memory` is what the last ranking returned, empty at first."""
+
+    def says(self, snapshot: Snapshot, table: RunningTable | WaitingTable, row: int, ranking: Ranking) -> str:
+        """Of a row of the snapshot's running or waiting `table`, why it stands where it does, in a few words."""
+        arrivals = table.arrival_us
+        return f"it arrived {(snapshot.now_us - int(arrivals[row])) // 1000} ms ago" if len(arrivals) else ""
 
 
 def policy_columns(snapshot: Snapshot) -> tuple[I64, I64]:

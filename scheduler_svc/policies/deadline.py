@@ -8,7 +8,7 @@ from typing import ClassVar, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from jitney.columns import I64, U64, PolicyColumnUpdates
+from jitney.columns import I64, U64, PolicyColumnUpdates, RunningTable, WaitingTable
 from jitney.decision import Refusal, RefusalReason
 from jitney.snapshot import Snapshot
 from scheduler_svc.lookups import rows_with
@@ -75,6 +75,14 @@ class Deadline(Policy):
             updates=PolicyColumnUpdates(id=run.id[fresh], a=ones, b=np.zeros(len(ones), np.int64)),
             refusals=self._refusals(snapshot, waiting, ran) if self.value("refuse_hopeless") else (),
         )
+
+    def says(self, snapshot: Snapshot, table: RunningTable | WaitingTable, row: int, ranking: Ranking) -> str:
+        """When it is due, and whether that can be."""
+        waits = table is snapshot.waiting
+        due = int((ranking.waiting if waits else ranking.running)[0][row])
+        classes = ranking.waiting_class if waits else ranking.running_class
+        late = classes is not None and int(classes[row]) > 0
+        return f"it is due in {(due - snapshot.now_us) // 1000} ms" + (", which cannot be met any more" if late else "")
 
     @property
     def _best_effort_us(self) -> int:

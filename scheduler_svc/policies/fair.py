@@ -20,7 +20,7 @@ from typing import ClassVar, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from jitney.columns import I64, U32
+from jitney.columns import I64, U32, RunningTable, WaitingTable
 from jitney.snapshot import Snapshot
 from scheduler_svc.lookups import tenant_rows
 from scheduler_svc.policies.base import Parameter, Policy, Ranking
@@ -59,6 +59,12 @@ class Fair(Policy):
         tags = planned[rows] + _own_before(rows, cost, wait.arrival_us)
         return Ranking((at[runs], run.arrival_us), (tags, wait.arrival_us), memory=counters.remembered(snapshot))
 
+    def says(self, snapshot: Snapshot, table: RunningTable | WaitingTable, row: int, ranking: Ranking) -> str:
+        """The counter that it stands at."""
+        keys = ranking.waiting if table is snapshot.waiting else ranking.running
+        turn = f"tenant {int(table.tenant[row])} will have been served {int(keys[0][row])} by its turn, "
+        return turn + super().says(snapshot, table, row, ranking)
+
     def _counters(self, snapshot: Snapshot, memory: bytes, rows: I64) -> Counters:
         """Of each tenant of the table [T]; `rows` are those of the waiting requests."""
         table = snapshot.tenants
@@ -92,7 +98,8 @@ class Fair(Policy):
         run = snapshot.running
         prompt = np.maximum(run.prompt_tokens.astype(np.int64) - run.computed_tokens, 0)
         decodes = (run.in_flight_tokens > 0) & (run.computed_tokens + run.in_flight_tokens >= run.prompt_tokens)
-        return prompt * self.value("prompt_cost") + decodes * self.value("output_cost")
+        cost: I64 = prompt * self.value("prompt_cost") + decodes * self.value("output_cost")
+        return cost
 
 
 @dataclass(frozen=True, slots=True)

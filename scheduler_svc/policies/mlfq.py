@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from jitney.columns import HISTOGRAM_BUCKETS, I32, I64, PolicyColumnUpdates
+from jitney.columns import HISTOGRAM_BUCKETS, I32, I64, PolicyColumnUpdates, RunningTable, WaitingTable
 from jitney.snapshot import Snapshot
 from scheduler_svc.policies.base import Parameter, Policy, Ranking, policy_columns
 
@@ -60,6 +60,14 @@ class Mlfq(Policy):
         if not self.value("preempt"):
             return Ranking((running, run.arrival_us), (waiting, wait.arrival_us), None, None, wake_at_us, b"", updates)
         return Ranking((run.arrival_us,), (wait.arrival_us,), running, waiting, wake_at_us, b"", updates)
+
+    def says(self, snapshot: Snapshot, table: RunningTable | WaitingTable, row: int, ranking: Ranking) -> str:
+        """Its level."""
+        waits = table is snapshot.waiting
+        levels = ranking.waiting_class if waits else ranking.running_class
+        level = (ranking.waiting if waits else ranking.running)[0] if levels is None else levels
+        place = f"it is on level {int(level[row]) + 1} of {self.value('levels')}, "
+        return place + super().says(snapshot, table, row, ranking)
 
     def level_ends(self, snapshot: Snapshot) -> I64:
         """Tokens generated since the last boost at which a request leaves each level but the last, rising."""

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from jitney.columns import I64
+from jitney.columns import I64, RunningTable, WaitingTable
 from jitney.snapshot import PRIORITY_RANGE, Snapshot
 from scheduler_svc.policies.base import Parameter, Policy, Ranking
 
@@ -39,6 +39,13 @@ class Priority(Policy):
             if rises.any():
                 wake_at_us = snapshot.now_us + int((aging - waited % aging)[rises].min())
         return Ranking((run.arrival_us,), (wait.arrival_us,), -running, -waiting, wake_at_us)
+
+    def says(self, snapshot: Snapshot, table: RunningTable | WaitingTable, row: int, ranking: Ranking) -> str:
+        """Its priority, as given and as it counts."""
+        classes = ranking.waiting_class if table is snapshot.waiting else ranking.running_class
+        given, counts = int(table.priority[row]), -int(classes[row]) if classes is not None else 0
+        aged = f", which counts as {counts} by now" if counts != given else ""
+        return f"its priority is {given}{aged}, " + super().says(snapshot, table, row, ranking)
 
 
 def _raised(priority: I64, levels: I64) -> I64:

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from jitney.columns import I32, I64
+from jitney.columns import I32, I64, RunningTable, WaitingTable
 from jitney.snapshot import Snapshot
 from scheduler_svc.policies.base import Parameter, Policy, Ranking
 
@@ -38,8 +38,17 @@ class Sjf(Policy):
             (wait.arrival_us + self._left_us(wait.predicted_p50, wait.generated_tokens, wait.new_tokens),),
         )
 
+    def says(self, snapshot: Snapshot, table: RunningTable | WaitingTable, row: int, ranking: Ranking) -> str:
+        """Tokens to come, and its age."""
+        keys = ranking.waiting if table is snapshot.waiting else ranking.running
+        aging = self.value("aging_us_per_token")
+        left = (int(keys[0][row]) - int(table.arrival_us[row])) // aging if aging else 0
+        predicted = f"about {left} tokens of it are still to come, " if aging else ""
+        return predicted + super().says(snapshot, table, row, ranking)
+
     def _left_us(self, predicted: I32, generated: I32, most: I64 | I32) -> I64:
         """Tokens still to come, as waiting time."""
         whole = np.where(predicted < 0, self.value("unknown_tokens"), predicted).astype(np.int64)
-        left = np.minimum(np.maximum(whole - generated, generated // 4 + 1), most)
-        return left * self.value("aging_us_per_token")
+        left: I64 = np.minimum(np.maximum(whole - generated, generated // 4 + 1), most)
+        left *= self.value("aging_us_per_token")
+        return left

@@ -30,7 +30,8 @@ def test_standing_behind() -> None:
     line = waiting({"tokens": 900}, {}, {})
     told = said(103, blocks=Blocks(100, 10), running=running({}), waiting=line)
     assert told.reason is WaitReason.BEHIND and told.ahead == 2
-    assert told.sentence.startswith("stands behind request 101, 2 are ahead of it; the first needs 57 blocks, ")
+    assert told.sentence.startswith("stands behind request 101, 2 are ahead of it (fcfs: it arrived ")
+    assert "; the first needs 57 blocks, " in told.sentence
 
 
 def test_waiting_for_a_row_or_tokens_or_its_whole_length() -> None:

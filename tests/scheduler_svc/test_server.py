@@ -120,7 +120,7 @@ def test_explain_and_list_policies() -> None:
         )
         told = await stub.Explain(pb.ExplainRequest(snapshot=message(snapshot), id=101))
         assert (told.state, told.reason) == ("waiting", pb.WAIT_REASON_ROWS)
-        assert told.sentence == "needs a row, all 1 are taken"
+        assert told.sentence == "needs a row, all 1 are taken (fcfs: it arrived 0 ms ago)"
         listed = await stub.ListPolicies(pb.ListPoliciesRequest())
         assert listed.contract_version == 1 and listed.build == BUILD
         columns = {policy.name: list(policy.waiting_columns) for policy in listed.policies}
