@@ -16,11 +16,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from executor_svc.step_plan import StepPlan
 from jitney.columns import RunningTable
 from jitney.decision import PreemptionMode
 from jitney.snapshot import Batching, Blocks, Rates, Settings, Snapshot, TierRoom
 from scheduler_svc.decide import decide
-from simulator.model import StepTime
 from simulator.simulation import Simulation
 from simulator.textbook import applied_us, textbook
 
@@ -40,13 +40,16 @@ class Exercise:
 
 def executor(settings: Settings, step_us: int, decision_us: int, *, overlaps: bool) -> Simulation:
     """Jitney's executor, or the textbook's; every step takes `step_us`."""
-    step_time: StepTime = lambda _: step_us  # noqa: E731
-    if not overlaps:
-        simulation = textbook(settings, POOL_BLOCKS, step_time_us=step_time, decision_us=decision_us)
-    else:
+
+    def step_time_us(_: StepPlan) -> int:
+        return step_us
+
+    if overlaps:
         simulation = Simulation(
-            settings, POOL_BLOCKS, step_time_us=step_time, scheduler_latency_us=decision_us, cache_latency_us=0
+            settings, POOL_BLOCKS, step_time_us=step_time_us, scheduler_latency_us=decision_us, cache_latency_us=0
         )
+    else:
+        simulation = textbook(settings, POOL_BLOCKS, step_time_us=step_time_us, decision_us=decision_us)
     simulation.cache.audits = False
     return simulation
 
@@ -218,6 +221,7 @@ def run() -> tuple[list[Exercise], dict[str, object]]:
     static, continuous = batch(Batching.STATIC_PADDED, overlaps=False), batch(Batching.CONTINUOUS, overlaps=False)
     now = batch(Batching.CONTINUOUS, overlaps=True)
     pcie4, pcie5, prompt_only = preemption(32 * GB), preemption(64 * GB), preemption(32 * GB, 1500, 1)
+    crossover = crossover_bytes_per_s() / GB
     extra_pct = 100 * book.ended_ms / book.answer_ms
     table = [
         Exercise("step of 30 ms, decision of 1 ms at each: overhead", every[0], every[1], "%"),
@@ -234,7 +238,7 @@ def run() -> tuple[list[Exercise], dict[str, object]]:
         Exercise("the same, if only its prompt of 1,500 counted", prompt_only.recompute_ms, pcie4.recompute_ms, "ms"),
         Exercise("swap 1 GB out and in, PCIe 4.0 x16 (32 GB/s)", pcie4.move_ms, pcie4.move_ms, "ms"),
         Exercise("swap 1 GB out and in, PCIe 5.0 x16 (64 GB/s)", pcie5.move_ms, pcie5.move_ms, "ms"),
-        Exercise("1 GB or 2,000 tokens: swap pays from", *[crossover_bytes_per_s() / GB] * 2, "GB/s"),
+        Exercise("1 GB or 2,000 tokens: swap pays from", crossover, crossover, "GB/s"),
     ]
     return table, {
         "overhead_every_step_pct": round(every[0], 2),

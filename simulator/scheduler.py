@@ -28,6 +28,8 @@ class VirtualScheduler:
         self._asked = 0
         self._decision: Decision | None = None
         self.log: list[tuple[bytes, bytes]] | None = None  # (snapshot, decision), if set to a list
+        self.asked_us: list[int] = []  # when each snapshot was shown
+        self.undecided = False  # whether the last snapshot is
 
     @property
     def connected(self) -> bool:
@@ -39,6 +41,8 @@ class VirtualScheduler:
         """Answers after the latency, once the scheduler is there."""
         self._asked += 1
         asked = self._asked
+        self.asked_us.append(self._clock.now_us())
+        self.undecided = True
         shown = encode_snapshot(snapshot)
 
         def answer() -> None:
@@ -48,8 +52,14 @@ class VirtualScheduler:
             if self.log is not None:
                 self.log.append((shown, decided))
             self._decision = decode_decision(decided)
+            self.undecided = False
 
         self._clock.at(self.away(self._clock.now_us()) + self.latency_us, answer)
+
+    @property
+    def unheard(self) -> bool:
+        """Whether there is a decision that was not polled yet."""
+        return self._decision is not None
 
     def poll(self) -> Decision | None:
         """The decision, once."""

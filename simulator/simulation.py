@@ -31,11 +31,18 @@ class Watched:
 
     request: LiveRequest
     token_times_us: list[int] = field(default_factory=list)
+    arrived_us: int = 0
 
     @property
     def answer(self) -> Answer:
         """What the client would read."""
         return self.request.answer
+
+    @property
+    def finished_us(self) -> int:
+        """When it ended. AssertionError if it has not."""
+        assert self.answer.finish is not None, f"request {self.request.id} is live"
+        return self.arrived_us + self.answer.finish.total_us
 
     @property
     def gaps_us(self) -> list[int]:
@@ -124,12 +131,15 @@ class Simulation:
         request = LiveRequest(RequestId(number), submission, Root(salt, model_version), salt_digest(salt), changed)
         watched = Watched(request)
         self.watched.append(watched)
-        arrival = self.clock.now_us() if at_us is None else at_us
+        watched.arrived_us = arrival = self.clock.now_us() if at_us is None else max(at_us, self.clock.now_us())
 
         def arrive() -> None:
             self.loop.intake.submit(request, self.clock.now_us())
 
-        self.clock.at(arrival, arrive)
+        if arrival > self.clock.now_us():
+            self.clock.at(arrival, arrive)
+        else:
+            arrive()
         return watched
 
     def abort(self, watched: Watched, at_us: int) -> None:
