@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from jitney.serving.config import ServingConfig, option
+from scheduler_svc.policies.custom import with_custom
 
 SERVICE = "scheduler"
 
@@ -15,3 +16,8 @@ class SchedulerConfig(ServingConfig):
     """Decides, each step, what runs, what boards and what leaves."""
 
     policy: str = option("", "A policy of your own, to be chosen like the built-in ones: path.py:ClassName")
+
+    def validate(self) -> None:
+        """The policy can be loaded."""
+        ServingConfig.validate(self)
+        with_custom(self.policy)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 from executor_svc.request import FinishReason
 from jitney.snapshot import Outcome, Settings
 from simulator.simulation import Simulation
 from tests.support.gold import gold
+from tests.support.policies import under
 
 B = 4
 SETTINGS = Settings(max_step_tokens=32, max_rows=8, block_tokens=B, context_tokens=2048, chunk_cap_tokens=16)
@@ -108,6 +110,68 @@ def test_08_short_requests_do_not_wait_for_a_very_long_prompt() -> None:
     assert took <= 1.3 * same.token_times_us[0]
     for watched in (*streams, big, *short):
         assert watched.answer.token_ids == gold(settings, watched)
+    sim.check_clean()
+
+
+def test_05_a_higher_priority_takes_a_row_from_a_lower_one_at_once() -> None:
+    for low, high in ((0, 1), (-100, 100)):
+        settings = replace(SETTINGS, max_rows=4)
+        sim = Simulation(settings, pool_blocks=500, policy=under("priority"))
+        sim.cache.audits = False
+        streams = [sim.submit(prompt(i, 16), 250, at_us=i * 10_000, priority=low) for i in range(4)]
+        urgent = sim.submit(prompt(9, 12), 8, at_us=2_000_000, priority=high)
+        sim.run_until_idle()
+        step = max(record.step_us for record in sim.loop.counters.steps)
+        assert urgent.token_times_us[0] - 2_000_000 <= 2 * step + step
+        gone = [s.answer.finish.preemptions for s in streams if s.answer.finish is not None]
+        assert gone == [0, 0, 0, 1]  # the lowest priority, and of these the latest
+        for watched in (*streams, urgent):
+            assert watched.answer.token_ids == gold(settings, watched)
+        sim.check_clean()
+
+
+def test_05_a_higher_priority_takes_blocks_from_lower_ones() -> None:
+    sim = Simulation(SETTINGS, pool_blocks=100, policy=under("priority"))
+    streams = [sim.submit(prompt(i, 60), 100, at_us=i * 10_000, priority=-5) for i in range(5)]
+    urgent = sim.submit(prompt(9, 120), 8, at_us=1_000_000, priority=5)
+    sim.run_until_idle()
+    step = max(record.step_us for record in sim.loop.counters.steps)
+    own = -(-120 // SETTINGS.chunk_cap_tokens)
+    assert urgent.token_times_us[0] - 1_000_000 <= (2 + own) * step
+    for watched in (*streams, urgent):
+        assert watched.answer.finish is not None and watched.answer.finish.preemptions <= 2
+        assert watched.answer.token_ids == gold(SETTINGS, watched)
+    sim.check_clean()
+
+
+def test_07_a_top_priority_does_not_feel_thirty_low_ones() -> None:
+    settings = Settings(max_step_tokens=96, max_rows=16, block_tokens=B, context_tokens=2048, chunk_cap_tokens=48)
+    alone = Simulation(settings, pool_blocks=1500, policy=under("priority"))
+    idle = alone.submit(prompt(1, 40), 8, priority=100)
+    alone.run_until_idle()
+    idle_us = idle.token_times_us[0]
+    sim = Simulation(settings, pool_blocks=1500, policy=under("priority"))
+    for i in range(30):
+        sim.submit(prompt(100 + i, 30), 300, at_us=i * 1000)
+    at = [2_000_000 + i * 400_000 for i in range(20)]
+    urgent = [sim.submit(prompt(200 + i, 40), 8, at_us=us, priority=100) for i, us in enumerate(at)]
+    sim.run_until_idle()
+    step = max(record.step_us for record in sim.loop.counters.steps)
+    for us, watched in zip(at, urgent, strict=True):
+        own = step  # its prefill, beside the others' decodes
+        assert watched.token_times_us[0] - us <= idle_us + 2 * step + own
+        assert watched.answer.finish is not None and not watched.answer.finish.preemptions
+    for watched in sim.watched:
+        assert watched.answer.finish is not None and watched.answer.finish.preemptions <= 2
+    sim.check_clean()
+
+
+def test_10_ties_of_priority_and_arrival_under_the_priority_policy() -> None:
+    sim = Simulation(SETTINGS, pool_blocks=400, policy=under("priority"))
+    watched = [sim.submit(prompt(i, 8), 2, at_us=5000, priority=7) for i in range(200)]
+    sim.run_until_idle()
+    first = [each.token_times_us[0] for each in watched]
+    assert first == sorted(first)
     sim.check_clean()
 
 
