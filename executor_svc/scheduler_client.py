@@ -5,6 +5,9 @@ outstanding at a time. A replica that breaks, is late or refuses a snapshot lose
 asked the same snapshot with `attempt` one higher; when all have refused it, a newer snapshot is waited for, and when
 none can be reached, all are tried again, after a pause that doubles. Every decision is checked against the digest of
 the bytes that it answers.
+
+A learned table goes along until a snapshot with it has been answered, from then on only its digest; a replica that
+does not hold it says so and is asked again with all of it.
 """
 
 from __future__ import annotations
@@ -14,8 +17,8 @@ import concurrent.futures
 import contextlib
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -25,8 +28,8 @@ import numpy as np
 from executor_svc.ports import Clock
 from jitney.columns import I64
 from jitney.decision import Decision
-from jitney.errors import Away, InvalidRequest, JitneyError
-from jitney.scheduler_codec import decode_decision, digest_of, encode_snapshot, with_attempt
+from jitney.errors import Away, Conflict, InvalidRequest, JitneyError
+from jitney.scheduler_codec import decode_decision, digest_of, encode_snapshot, with_attempt, with_tables
 from jitney.serving import logs
 from jitney.serving.channels import channel
 from jitney.serving.status import from_rpc_error
@@ -49,6 +52,8 @@ class _Question:
     step: int
     attempt: int
     asked_ns: int
+    named: frozenset[bytes]  # digests of the policy's tables
+    tables: Mapping[bytes, bytes]  # content by digest of those that `data` only names
 
 
 class SchedulerClient:
@@ -81,6 +86,7 @@ class SchedulerClient:
         self._wake = asyncio.Event()
         self._wanted: _Question | None = None
         self._settled: _Question | None = None  # the last one that was answered, or refused by all
+        self._shown: frozenset[bytes] = frozenset()  # digests of the tables of the last snapshot that was answered
         self._answers: deque[tuple[_Question, Decision]] = deque(maxlen=1)
         self._round_trips_us: I64 = np.zeros(KEPT_ROUND_TRIPS, np.int64)
         self._log = logs.get("scheduler")
@@ -104,10 +110,11 @@ class SchedulerClient:
 
     def ask(self, snapshot: Snapshot) -> None:
         """Sends; a newer snapshot replaces an unanswered one. On the loop's thread, as `poll` is."""
-        data = encode_snapshot(snapshot)
-        self._wanted = _Question(
-            data, snapshot.incarnation, snapshot.step, snapshot.attempt, asked_ns=time.perf_counter_ns()
-        )
+        asked_ns = time.perf_counter_ns()
+        named = frozenset(table.digest for table in snapshot.policy.tables)
+        tables = {t.digest: t.content for t in snapshot.policy.tables if t.content} if named == self._shown else {}
+        data = encode_snapshot(_naming_tables(snapshot) if tables else snapshot)
+        self._wanted = _Question(data, snapshot.incarnation, snapshot.step, snapshot.attempt, asked_ns, named, tables)
         with contextlib.suppress(RuntimeError):  # the asyncio loop is closed: nobody will answer
             self._loop.call_soon_threadsafe(self._wake.set)
 
@@ -143,20 +150,26 @@ class SchedulerClient:
         """Asks one replica after another, until one has answered or a newer question is there."""
         if self._rotate:
             self._current = (self._current + 1) % len(self._replicas)
-        attempt, data, refused, pause_s = question.attempt, question.data, 0, FIRST_PAUSE_S
+        base, attempt, failed, refused, pause_s = question.data, question.attempt, 0, 0, FIRST_PAUSE_S
+        data = base
         while question is self._wanted:
             try:
                 answer, decision = await self._replicas[self._current].ask(data, self._wake)
                 _check_answer(decision, question, data)
             except JitneyError as error:
+                attempt += 1
+                if isinstance(error, Conflict) and question.tables and base is question.data:
+                    base = with_tables(base, question.tables)
+                    data = with_attempt(base, attempt)
+                    continue
+                failed += 1
                 refused = refused + 1 if isinstance(error, InvalidRequest) else 0
                 self._next_replica(error, question.step)
                 if refused >= len(self._replicas):
                     self._settled = question
                     return
-                attempt += 1
-                data = with_attempt(question.data, attempt)
-                if (attempt - question.attempt) % len(self._replicas) == 0:
+                data = with_attempt(base, attempt)
+                if failed % len(self._replicas) == 0:
                     pause_s = await self._pause(pause_s)
                 continue
             round_trip_us = self._deliver(question, decision)
@@ -198,6 +211,7 @@ class SchedulerClient:
 
     def _deliver(self, question: _Question, decision: Decision) -> int:
         self._settled = question
+        self._shown = question.named
         took_us = (time.perf_counter_ns() - question.asked_ns) // 1000
         self._round_trips_us[self.answered % KEPT_ROUND_TRIPS] = took_us
         self.answered += 1
@@ -281,6 +295,12 @@ class _Replica:
         call, self._call = self._call, None
         if call is not None:
             call.cancel()
+
+
+def _naming_tables(snapshot: Snapshot) -> Snapshot:
+    """The snapshot with its tables' digests alone."""
+    tables = tuple(replace(table, content=b"") for table in snapshot.policy.tables)
+    return replace(snapshot, policy=replace(snapshot.policy, tables=tables))
 
 
 def _check_answer(decision: Decision, question: _Question, data: bytes) -> None:

@@ -179,6 +179,14 @@ def with_attempt(data: bytes, attempt: int) -> bytes:
     return message.SerializeToString(deterministic=True)
 
 
+def with_tables(data: bytes, contents: Mapping[bytes, bytes]) -> bytes:
+    """The same serialised snapshot with the content of its tables, by digest; without, of those not in `contents`."""
+    message = _parse(pb.Snapshot, data, "snapshot")
+    for table in message.policy.tables:
+        table.content = contents.get(table.digest, b"")
+    return message.SerializeToString(deterministic=True)
+
+
 def encode_decision(decision: Decision) -> bytes:
     """The decision's bytes. TypeError for a column of another dtype than its own."""
     message = pb.Decision(

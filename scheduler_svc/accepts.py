@@ -5,6 +5,7 @@ from __future__ import annotations
 from jitney.columns import Table
 from jitney.errors import InvalidRequest
 from jitney.snapshot import Snapshot
+from scheduler_svc.lengths import table_of
 from scheduler_svc.policies.base import COMMON_WAITING_COLUMNS, Policy
 
 RUNNING_COLUMNS = (
@@ -33,7 +34,8 @@ CANDIDATE_COLUMNS = ("device_hit_blocks", "unheld_hit_blocks", "pending_blocks",
 
 
 def accept(snapshot: Snapshot, policy: Policy) -> None:
-    """InvalidRequest for a column that is not sent."""
+    """InvalidRequest for a column that is not sent, or a learned table that is none."""
+    table_of(snapshot.policy)
     _require(snapshot.running, "running", RUNNING_COLUMNS)
     _require(snapshot.waiting, "waiting", COMMON_WAITING_COLUMNS + policy.waiting_columns)
     _require(snapshot.candidates, "candidates", CANDIDATE_COLUMNS)

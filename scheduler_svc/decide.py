@@ -32,6 +32,7 @@ from scheduler_svc.candidates import next_candidates
 from scheduler_svc.chunking import deal, top_up
 from scheduler_svc.displacement import Displacement
 from scheduler_svc.horizon import Horizon, horizon_of
+from scheduler_svc.lengths import with_lengths
 from scheduler_svc.lookahead import ends_within, prefetches, soon_free, substitute_columns, substitutes
 from scheduler_svc.memory import Memory
 from scheduler_svc.ordering import running_order
@@ -79,6 +80,7 @@ def plan(snapshot: Snapshot, policies: PolicyBook = BUILT_IN) -> Plan:
     settings, waiting = snapshot.settings, snapshot.waiting.rows
     policy, memory = policies.choose(snapshot.policy), Memory.read(snapshot.memory)
     accept(snapshot, policy)
+    snapshot = with_lengths(snapshot, memory, wanted=policy.reads_lengths)
     ranking = policy.rank(snapshot, memory.get(policy.name, policy.memory_version))
     memory.put(policy.name, policy.memory_version, ranking.memory)
     rows, batch = plan_rows(snapshot, *running_order(snapshot, ranking)), Batch.of(snapshot)

@@ -26,6 +26,7 @@ from scheduler_svc.explain import explain
 from scheduler_svc.policies import BUILT_IN, PolicyBook
 from scheduler_svc.policies.base import COMMON_WAITING_COLUMNS, Policy
 from scheduler_svc.policies.custom import with_custom
+from scheduler_svc.tables import Tables
 
 SERVICE_NAME: Final = "jitney.scheduler.v1.Scheduler"
 SLOW_US: Final = 100_000
@@ -60,10 +61,11 @@ def handlers(policies: PolicyBook = BUILT_IN) -> grpc.GenericRpcHandler:
     )
 
 
-def answer(data: bytes, policies: PolicyBook = BUILT_IN) -> bytes:
-    """The serialised decision for a serialised snapshot. InvalidRequest for one that is wrong."""
+def answer(data: bytes, policies: PolicyBook = BUILT_IN, tables: Tables | None = None) -> bytes:
+    """The serialised decision for a serialised snapshot. InvalidRequest for one that is wrong, Conflict for one that
+    names a table which is not held here."""
     started_ns = time.perf_counter_ns()
-    snapshot = _read(data)
+    snapshot = _read(data, tables or Tables())
     with tracing.step("decide", snapshot.executor, snapshot.incarnation, snapshot.step) as span:
         decided = encode_decision(decide(snapshot, policies))
         span.set(running=snapshot.running.rows, waiting=snapshot.waiting.rows)
@@ -73,17 +75,18 @@ def answer(data: bytes, policies: PolicyBook = BUILT_IN) -> bytes:
     return decided
 
 
-def _read(data: bytes) -> Snapshot:
-    snapshot = decode_snapshot(data)
+def _read(data: bytes, tables: Tables) -> Snapshot:
+    snapshot = tables.fill(decode_snapshot(data))
     check(snapshot)
     return snapshot
 
 
 class _Service:
-    """The methods, over the policies that this scheduler knows. Keeps nothing else."""
+    """The methods, over the policies that this scheduler knows. Keeps nothing but the tables that it was sent."""
 
     def __init__(self, policies: PolicyBook) -> None:
         self._policies = policies
+        self._tables = Tables()
 
     async def decide(self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
         """One decision for each snapshot, in order."""
@@ -92,7 +95,7 @@ class _Service:
         log.info("stream opened")
         try:
             async for data in requests:
-                await context.write(answer(data, self._policies))
+                await context.write(answer(data, self._policies, self._tables))
         except InvalidRequest as error:
             log.warning("snapshot refused", error=error.message)
             raise
@@ -101,13 +104,13 @@ class _Service:
 
     async def decide_once(self, data: bytes, _: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
         """The unary twin."""
-        return answer(data, self._policies)
+        return answer(data, self._policies, self._tables)
 
     async def explain(
         self, request: pb.ExplainRequest, _: grpc.aio.ServicerContext[pb.ExplainRequest, pb.Explanation]
     ) -> pb.Explanation:
         """What a decision does with one request, and why."""
-        snapshot = _read(request.snapshot.SerializeToString(deterministic=True))
+        snapshot = _read(request.snapshot.SerializeToString(deterministic=True), self._tables)
         said = explain(snapshot, request.id, self._policies)
         return pb.Explanation(
             state=said.state,

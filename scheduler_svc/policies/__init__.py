@@ -8,6 +8,7 @@ from typing import Final
 from jitney.errors import InvalidRequest
 from jitney.snapshot import PolicyChoice
 from scheduler_svc.build import BUILD
+from scheduler_svc.memory import LENGTHS
 from scheduler_svc.policies.base import Parameter, Policy
 from scheduler_svc.policies.deadline import Deadline
 from scheduler_svc.policies.fair import Fair
@@ -39,12 +40,13 @@ class PolicyBook:
         known = {parameter.name: parameter for parameter in kind.parameters}
         for name, value in choice.parameters:
             _check(kind.name, known, name, value)
-        if choice.tables:
+        other = next((table.name for table in choice.tables if table.name != LENGTHS), None)
+        if other is not None:
             raise InvalidRequest(
-                f"policy {kind.name} reads no tables, got {choice.tables[0].name!r}",
+                f"there is no table {other!r}, decisions read {LENGTHS!r} only",
                 field="policy.tables",
-                limit="none",
-                value=choice.tables[0].name,
+                limit=LENGTHS,
+                value=other,
             )
         return kind(choice)
 

@@ -61,6 +61,8 @@ class Policy(ABC):
     parameters: ClassVar[tuple[Parameter, ...]] = ()
     waiting_columns: ClassVar[tuple[str, ...]] = ()
     """What it reads of the waiting table beside id and the common columns; at most 40 bytes a row in all."""
+    reads_lengths: ClassVar[bool] = False
+    """Whether it reads predicted lengths: it is shown blended ones (`scheduler_svc.lengths`)."""
     memory_version: ClassVar[int] = 1
     """Of the bytes that it remembers: of another version, they count as absent."""
 

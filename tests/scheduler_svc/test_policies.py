@@ -55,7 +55,7 @@ def test_policies_are_listed_by_name_and_read_at_most_40_bytes_a_row() -> None:
     [
         (PolicyChoice("lottery"), "policy.name", "lottery"),
         (PolicyChoice("fcfs", (("quantum", 3),)), "policy.parameters.quantum", "quantum"),
-        (PolicyChoice("fcfs", (), (PolicyTable("lengths", b"x" * 16),)), "policy.tables", "lengths"),
+        (PolicyChoice("fcfs", (), (PolicyTable("others", b"x" * 16),)), "policy.tables", "others"),
     ],
 )
 def test_unknown_policy_parameter_and_table(choice: PolicyChoice, field: str, value: str) -> None:
