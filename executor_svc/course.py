@@ -78,8 +78,8 @@ class Course:
 
     def _why_preempted(self, table: PreemptColumns, row: int, victim: LiveRequest) -> str:
         """For `explain`: for whom, how, and what each way would have cost."""
-        other = self.registry.by_id.get(int(table.for_id[row]))
-        cause = f"for {other.submission.client_id}" if other is not None else "because no block was left"
+        other = int(table.for_id[row])  # by number: names are its client's own
+        cause = f"for request number {other}" if other else "because no block was left"
         how = PreemptionMode(int(table.mode[row])).name.lower().replace("_", " ")
         move_us = int(table.move_us[row])
         moving = f"moving {move_us} us" if move_us >= 0 else "moving is not possible"
