@@ -157,7 +157,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--once", action="store_true", help="from the oldest frame to the end of the log, then stop")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after so long")
     parser.add_argument("--every", type=float, default=5.0, help="seconds between two lines")
-    options = parser.parse_args(argv)
+    options = parser.parse_intermixed_args(argv)
     try:
         shadow = Shadow(*named(options.policy, options.parameters))
         with LogReader(options.log, at_end=not options.once) as log:

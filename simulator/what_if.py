@@ -195,7 +195,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=float("inf"), help="only the first so many of the log")
     parser.add_argument("--ttft-ms", type=float, default=Targets().ttft_ms, help="target that goodput counts by")
     parser.add_argument("--tpot-ms", type=float, default=Targets().tpot_ms, help="target that goodput counts by")
-    options = parser.parse_args(argv)
+    options = parser.parse_intermixed_args(argv)
     targets = Targets(options.ttft_ms, options.tpot_ms)
     try:
         other, book = named(options.policy, options.parameters)
