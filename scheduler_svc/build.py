@@ -14,7 +14,15 @@ import numpy as np
 
 import jitney
 
-_SHARED = ("columns.py", "decision.py", "scheduler_codec.py", "snapshot.py", "snapshot_checks.py")
+_SHARED = (
+    "columns.py",
+    "decision.py",
+    "features.py",
+    "scheduler_codec.py",
+    "snapshot.py",
+    "snapshot_checks.py",
+    "wire_parts.py",
+)
 
 
 def _build_id() -> str:
