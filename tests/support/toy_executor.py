@@ -7,11 +7,19 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from jitney.columns import CandidateTable, EndingTable, RunningTable, WaitingTable
+from jitney.columns import (
+    CandidateTable,
+    EndingTable,
+    RunningTable,
+    TenantTable,
+    WaitingPolicyTable,
+    WaitingTable,
+)
 from jitney.decision import Decision, PreemptionMode, RefusalReason
-from jitney.snapshot import Blocks, Rates, Settings, Snapshot
+from jitney.snapshot import Blocks, PolicyChoice, PolicyMemory, Rates, Settings, Snapshot
 from jitney.snapshot_checks import check
 from tests.support.decision_checks import check_decision
+from tests.support.situations import rows_of
 
 
 @dataclass
@@ -23,6 +31,13 @@ class Toy:
     prompt: int
     output: int
     max_new: int
+    priority: int = 0
+    tenant: int = 0
+    ttft_deadline_us: int = 0
+    deadline_us: int = 0
+    predicted: int = -1
+    policy_a: int = 0
+    policy_b: int = 0
     generated: int = 0
     computed: int = 0
     in_flight: int = 0
@@ -49,17 +64,42 @@ class Toy:
             "held_blocks": self.held,
             "preemptions": self.preemptions,
             "admitted_us": self.admitted_us,
-            "predicted_p50": -1,
-            "predicted_p90": -1,
+            "priority": self.priority,
+            "tenant": self.tenant,
+            "ttft_deadline_us": self.ttft_deadline_us,
+            "deadline_us": self.deadline_us,
+            "predicted_p50": self.predicted,
+            "predicted_p90": self.predicted,
+            "policy_a": self.policy_a,
+            "policy_b": self.policy_b,
         }
+
+    def waiting_columns(self) -> dict[str, int]:
+        own = {"id": self.id, "tokens": self.known, "new_tokens": self.max_new - self.generated}
+        return {**self.columns(), **own}
 
 
 class ToyExecutor:
     """Runs until all have ended or been refused."""
 
-    def __init__(self, requests: list[Toy], settings: Settings, pool: int, grant: int = 4) -> None:
+    def __init__(
+        self,
+        requests: list[Toy],
+        settings: Settings,
+        pool: int,
+        grant: int = 4,
+        policy: PolicyChoice | None = None,
+        rates: Rates | None = None,
+        weights: dict[int, int] | None = None,
+        step_us: int = 1000,
+    ) -> None:
+        self.step_us = step_us
         self.arriving = sorted(requests, key=lambda r: (r.arrival_us, r.id))
         self.settings, self.pool, self.grant = settings, pool, grant
+        self.policy, self.memory = policy or PolicyChoice(), PolicyMemory()
+        self.rates = rates or Rates(prefill_tokens_per_s=10_000)
+        self.weights = weights or {}
+        self.served: dict[int, list[int]] = {}  # by tenant: prompt and generated tokens
         self.waiting: list[Toy] = []
         self.running: list[Toy] = []
         self.leaving: list[Toy] = []  # ended, their blocks released with the next batch
@@ -80,7 +120,7 @@ class ToyExecutor:
         return bool(self.arriving or self.waiting or self.running)
 
     def snapshot(self) -> Snapshot:
-        now_us = self.step * 1000
+        now_us = self.step * self.step_us
         while self.arriving and self.arriving[0].arrival_us <= now_us:
             self.waiting.append(self.arriving.pop(0))
         self.waiting.sort(key=lambda r: r.id)
@@ -102,22 +142,36 @@ class ToyExecutor:
             now_us=now_us,
             settings=self.settings,
             blocks=Blocks(total=self.pool, free=free - granted, evictable=0, granted=granted),
-            rates=Rates(prefill_tokens_per_s=10_000),
+            policy=self.policy,
+            memory=self.memory,
+            rates=self.rates,
             running=RunningTable(**typed),
             ending=EndingTable(
                 id=np.array([r.id for r in ending], np.uint64),
                 held_blocks=np.array([r.held for r in ending], np.int32),
             ),
-            waiting=WaitingTable(
-                id=np.array([r.id for r in self.waiting], np.uint64),
-                arrival_us=np.array([r.arrival_us for r in self.waiting], np.int64),
-                tokens=np.array([r.known for r in self.waiting], np.int32),
-                new_tokens=np.array([r.max_new - r.generated for r in self.waiting], np.int32),
-                preemptions=np.array([r.preemptions for r in self.waiting], np.uint8),
-                tenant=np.array([0 for _ in self.waiting], np.uint32),
+            waiting=rows_of(WaitingTable, [r.waiting_columns() for r in self.waiting]),
+            waiting_policy=rows_of(
+                WaitingPolicyTable,
+                [
+                    {"policy_row": n, "policy_a": r.policy_a, "policy_b": r.policy_b}
+                    for n, r in enumerate(self.waiting)
+                    if r.preemptions
+                ],
             ),
+            tenants=self._tenants(),
             candidates=CandidateTable(),
         )
+
+    def _tenants(self) -> TenantTable:
+        live = sorted({r.tenant for r in [*self.waiting, *self.running]})
+        rows = []
+        for tenant in live:
+            prompt, generated = self.served.setdefault(tenant, [0, 0])
+            row = {"tenant": tenant, "weight": self.weights.get(tenant, 1000)}
+            rows.append(row | {"served_prompt_tokens": prompt, "served_generated_tokens": generated})
+        table: TenantTable = rows_of(TenantTable, rows)
+        return table
 
     def turn(self, decide: object) -> Decision:
         """Snapshot and decision while a step is in flight; then that step ends, and the decided one is launched."""
@@ -138,11 +192,14 @@ class ToyExecutor:
         for r in list(self.running):
             if not r.in_flight:
                 continue
+            served = self.served.setdefault(r.tenant, [0, 0])
+            served[0] += max(min(r.in_flight, r.prompt - r.computed), 0)
             r.computed += r.in_flight
             r.in_flight = 0
             if r.computed < r.known:
                 continue
             r.generated += 1
+            served[1] += 1
             r.token_steps.append(self.step)
             r.first_token_step = self.step if r.first_token_step < 0 else r.first_token_step
             if r.generated >= min(r.output, r.max_new):
@@ -154,8 +211,12 @@ class ToyExecutor:
     def _apply(self, decision: Decision) -> None:
         by_id = {r.id: r for r in self.running}
         waiting = {r.id: r for r in self.waiting}
+        self.memory = decision.memory
+        for id_, a, b in zip(*(c.tolist() for _, c in decision.policy_updates.columns()), strict=True):
+            if id_ in by_id:
+                by_id[id_].policy_a, by_id[id_].policy_b = a, b
         for refusal in decision.refusals:
-            assert refusal.reason is RefusalReason.NEVER_FITS
+            assert refusal.reason in (RefusalReason.NEVER_FITS, RefusalReason.DEADLINE)
             self.waiting.remove(waiting[refusal.id])
             self.refused.append(refusal.id)
         for id_, mode in zip(decision.preempt.id.tolist(), decision.preempt.mode.tolist(), strict=True):
@@ -173,7 +234,7 @@ class ToyExecutor:
         for id_, tokens, blocks in zip(*(c.tolist() for _, c in decision.admit.columns()), strict=True):
             r = waiting[id_]
             self.waiting.remove(r)
-            r.held, r.admitted_us = blocks, self.step * 1000
+            r.held, r.admitted_us = blocks, self.step * self.step_us
             assert r.held * self.settings.block_tokens >= r.known
             self.running.append(r)
             self._launch(r, tokens)
