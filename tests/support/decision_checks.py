@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from jitney.decision import Decision, PreemptionMode, WaitReason
-from jitney.snapshot import MAX_CANDIDATES, Snapshot
+from jitney.snapshot import MAX_CANDIDATES, Batching, HorizonKind, Snapshot
 from scheduler_svc.policies import BUILT_IN
 
 
@@ -35,6 +35,7 @@ def check_decision(snapshot: Snapshot, decision: Decision) -> None:
     assert len(run) <= settings.max_rows
     assert not admit or len(running) - len(victims) + len(admit) <= settings.max_rows
 
+    available = blocks.free + blocks.evictable + blocks.granted
     freed, grown = 0, 0
     for victim, mode in zip(victims, decision.preempt.mode.tolist(), strict=True):
         if mode != PreemptionMode.RECOMPUTE:
@@ -47,7 +48,12 @@ def check_decision(snapshot: Snapshot, decision: Decision) -> None:
         after = int(snapshot.running.computed_tokens[n]) + int(snapshot.running.in_flight_tokens[n]) + count
         grown += max(0, -(-after // settings.block_tokens) - int(snapshot.running.held_blocks[n]))
         assert after <= int(snapshot.running.prompt_tokens[n]) + int(snapshot.running.max_new_tokens[n])
-    assert decision.needed_blocks == grown
+    assert decision.horizon_kind is settings.horizon_kind and 1 <= decision.horizon_steps <= settings.horizon_steps
+    assert decision.needed_blocks >= grown
+    if settings.horizon_steps == 1 or settings.horizon_kind is HorizonKind.UNTIL_EVENT:
+        assert decision.needed_blocks == grown
+    else:
+        assert decision.horizon_steps == 1 or decision.needed_blocks <= available + freed
     hits = dict(zip(snapshot.candidates.id.tolist(), zip(*_hit_columns(snapshot), strict=True), strict=True))
     unheld = 0
     for id_, first, taken in zip(*(c.tolist() for _, c in decision.admit.columns()), strict=True):
@@ -56,8 +62,19 @@ def check_decision(snapshot: Snapshot, decision: Decision) -> None:
         assert taken == max(total - hit, 0)
         assert first >= 1 or pending > 0
         unheld += free_hit
-    available = blocks.free + blocks.evictable + blocks.granted
     assert int(decision.admit.blocks.sum()) + unheld + grown <= available + freed
+    named = decision.substitutes.id.tolist()
+    assert len(set(named)) == len(named) <= settings.max_rows and set(named) <= set(waiting) - set(admit) - set(refused)
+    assert all(1 <= t <= settings.chunk_cap_tokens for t in decision.substitutes.tokens.tolist())
+    assert sum(tokens) + sum(t - 1 for t in decision.substitutes.tokens.tolist()) <= settings.max_step_tokens
+    unheld += sum(hits.get(id_, (0, 0, 0))[1] for id_ in named)
+    taken = int(decision.admit.blocks.sum()) + int(decision.substitutes.blocks.sum())
+    assert not named or taken + unheld + grown <= available + freed
+    static = settings.batching is not Batching.CONTINUOUS
+    assert not static or not named and not (admit and (running or snapshot.ending.rows))
+    padding = decision.padding_rows.tolist()
+    assert set(padding) <= set(snapshot.ending.id.tolist())
+    assert not padding or settings.batching is Batching.STATIC_PADDED and running and not victims
     _check_displaced(snapshot, decision)
 
     assert len(decision.next_candidates) <= MAX_CANDIDATES

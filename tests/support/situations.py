@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from jitney.columns import (
     HISTOGRAM_BUCKETS,
     CandidateTable,
+    EndedTable,
     EndingTable,
     HistogramTable,
     RunningTable,
@@ -20,7 +21,18 @@ from jitney.columns import (
     WaitingTable,
     columns_of,
 )
-from jitney.snapshot import Blocks, PolicyChoice, PolicyMemory, Rates, Settings, Snapshot, TierRoom
+from jitney.snapshot import (
+    Batching,
+    Blocks,
+    HorizonKind,
+    Outcome,
+    PolicyChoice,
+    PolicyMemory,
+    Rates,
+    Settings,
+    Snapshot,
+    TierRoom,
+)
 from scheduler_svc.policies import BUILT_IN
 
 
@@ -103,6 +115,10 @@ def random_snapshot(rand: random.Random, n_run: int, n_wait: int, *, tiers: bool
             chunk_cap_tokens=rand.randint(1, 40),
             block_reserve=rand.randint(0, 5),
             max_preemptions=3 if crowded else rand.randint(0, 2),
+            batching=rand.choice([Batching.CONTINUOUS] * 6 + [Batching.STATIC_PADDED, Batching.STATIC_DROPPING]),
+            horizon_kind=rand.choice([HorizonKind.STEPS] * 5 + [HorizonKind.UNTIL_EVENT]),
+            horizon_steps=rand.choice([1, 1, 1, 2, 7, 100]),
+            target_tpot_us=rand.choice([0, 0, 1, 50, 10**6]),
         ),
         blocks=Blocks(
             total,
@@ -118,6 +134,7 @@ def random_snapshot(rand: random.Random, n_run: int, n_wait: int, *, tiers: bool
         ending=ending(*({"id": id_, "held_blocks": 1} for id_ in end_ids[: rand.randint(0, 2)])),
         waiting=rows_of(WaitingTable, lines),
         candidates=candidates(*(_candidate_row(rand, line, run_ids, size, evictable) for line in looked)),
+        ended=rows_of(EndedTable, [_ended_row(rand, 10_000 + n) for n in range(rand.choice([0, 0, 1, 20]))]),
         memory=rand.choice([PolicyMemory(), PolicyMemory("other", 2, b"xyz")]),
         policy=random_choice(rand, policy),
         waiting_policy=_policy_rows(rand, n_wait),
@@ -187,10 +204,22 @@ def _running_row(rand: random.Random, id_: int, ids: list[int], size: int) -> di
         "preemptions": rand.randint(0, 2),
         "waits_for": rand.choice([0] * 6 + others),
         "loading": rand.choice([0, 0, 0, 1]),
+        "features": rand.getrandbits(64),
         "admitted_us": rand.randint(0, 9),
         **_wishes(rand),
         "policy_a": rand.randint(0, generated),
         "policy_b": rand.randint(0, 3),
+    }
+
+
+def _ended_row(rand: random.Random, id_: int) -> dict[str, int]:
+    return {
+        "id": id_,
+        "prompt_tokens": rand.randint(1, 5000),
+        "generated_tokens": rand.randint(0, 5000),
+        "predicted_p50": rand.choice([-1, 1, 300]),
+        "outcome": rand.choice([Outcome.STOP, Outcome.LENGTH, Outcome.ABORTED]),
+        "features": rand.getrandbits(64),
     }
 
 
@@ -226,5 +255,8 @@ def _candidate_row(
         "device_hit_blocks": hit,
         "unheld_hit_blocks": rand.randint(0, min(hit, evictable)),
         "pending_blocks": rand.choice([0, 0, 1]),
+        "cpu_hit_blocks": rand.choice([0, 0, 3]),
+        "ssd_hit_blocks": rand.choice([0, 0, 2]),
+        "features": rand.getrandbits(64),
         "pending_owner": rand.choice([0, *ids]),
     }
