@@ -12,7 +12,7 @@ import dataclasses
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, TypeVar
@@ -27,7 +27,7 @@ from jitney.log_segments import LogReader
 from jitney.scheduler_codec import decode_decision, decode_snapshot
 from jitney.snapshot import PolicyChoice, PolicyMemory, Snapshot
 from scheduler_svc.decide import decide
-from scheduler_svc.offline import named
+from scheduler_svc.offline import named, with_tables
 from scheduler_svc.policies import PolicyBook
 from scheduler_svc.policies.base import COMMON_WAITING_COLUMNS
 
@@ -77,9 +77,11 @@ class Differences:
 class Shadow:
     """One policy that follows one executor."""
 
-    def __init__(self, choice: PolicyChoice, policies: PolicyBook) -> None:
-        """InvalidRequest for a policy or parameter that is not in the book."""
+    def __init__(self, choice: PolicyChoice, policies: PolicyBook, tables: Mapping[bytes, bytes] | None = None) -> None:
+        """InvalidRequest for a policy or parameter that is not in the book. `tables` are learned tables by digest,
+        which may still grow: it predicts by those that the recorded policy names."""
         policies.choose(choice)
+        self._tables = tables if tables is not None else {}
         self.found = Differences()
         self._choice, self._policies = choice, policies
         self._memory = PolicyMemory()
@@ -88,7 +90,8 @@ class Shadow:
 
     def follow(self, frame: Frame) -> Decision:
         """What it would have decided, after it was compared. InvalidRequest if it cannot decide there."""
-        snapshot, recorded = decode_snapshot(frame.snapshot), decode_decision(frame.decision)
+        snapshot = with_tables(decode_snapshot(frame.snapshot), self._tables)
+        recorded = decode_decision(frame.decision)
         if snapshot.incarnation != self._incarnation:
             self._incarnation, self._memory, self._own = snapshot.incarnation, PolicyMemory(), {}
         for ended in snapshot.ended.id.tolist():
@@ -109,7 +112,7 @@ class Shadow:
         waiting_a, waiting_b = self._columns(snapshot.waiting.id[rows])
         return replace(
             snapshot,
-            policy=self._choice,
+            policy=replace(self._choice, tables=snapshot.policy.tables),
             memory=self._memory,
             running=replace(snapshot.running, policy_a=a, policy_b=b) if len(a) else RunningTable(),
             waiting=waiting,
@@ -159,8 +162,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--every", type=float, default=5.0, help="seconds between two lines")
     options = parser.parse_intermixed_args(argv)
     try:
-        shadow = Shadow(*named(options.policy, options.parameters))
+        choice, policies = named(options.policy, options.parameters)
         with LogReader(options.log, at_end=not options.once) as log:
+            shadow = Shadow(choice, policies, log.tables)
             _follow(shadow, log, 0.0 if options.once else options.seconds, options.every)
     except JitneyError as error:
         print(f"shadow: {error.message}", file=sys.stderr)

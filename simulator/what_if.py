@@ -15,7 +15,7 @@ import dataclasses
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Final
@@ -201,6 +201,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         other, book = named(options.policy, options.parameters)
         with LogReader(options.log) as log:
             recording = read(log, options.seconds)
+        other = replace(other, tables=recording.policy.tables)
         same = measure(carried(recording, recording.policy, book), targets)
         changed = measure(carried(recording, other, book), targets)
     except JitneyError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
@@ -26,8 +27,7 @@ sys.exit(max(main(["--any-build", path]) for path in sys.argv[1:]))
 
 def dispatched() -> list[str]:
     """What numpy would use of this CPU beyond its baseline."""
-    from numpy._core import _multiarray_umath as core
-
+    core = importlib.import_module("numpy._core._multiarray_umath")
     return [name for name in core.__cpu_dispatch__ if core.__cpu_features__[name]]
 
 
