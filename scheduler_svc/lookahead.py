@@ -60,9 +60,9 @@ def ends_within(rows: RunningRows, tokens: I64, horizon: Horizon) -> Ends:
     runs = (tokens > 0) & (rows.planned + tokens >= rows.known)
     left = rows.final - rows.planned - tokens
     certain = runs & (left < steps - 1)
-    median = np.where(rows.p50 >= 0, rows.p50, rows.answered + left // 4) - rows.answered
+    median = np.where(rows.p50 >= 0, rows.p50 - rows.answered, left // 4)
     median = np.maximum(median, np.maximum(rows.answered // 4, LEAST_REMAINING_TOKENS))
-    chance = np.minimum(steps * LN2_PERMILLE // median, 1000)
+    chance = np.clip(steps * LN2_PERMILLE // median, 1, 1000)
     return Ends(int(np.count_nonzero(certain)), int(chance[runs & ~certain & (left > 0)].sum()))
 
 

@@ -1,4 +1,4 @@
-"""Static batches, horizons and substitutes on the real loop: no token changes, nothing leaks, and each does its part."""
+"""Static batches, horizons and substitutes on the real loop: no token changes, nothing leaks."""
 
 from __future__ import annotations
 

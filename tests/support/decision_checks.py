@@ -71,10 +71,10 @@ def check_decision(snapshot: Snapshot, decision: Decision) -> None:
     taken = int(decision.admit.blocks.sum()) + int(decision.substitutes.blocks.sum())
     assert not named or taken + unheld + grown <= available + freed
     static = settings.batching is not Batching.CONTINUOUS
-    assert not static or not named and not (admit and (running or snapshot.ending.rows))
+    assert not static or (not named and not (admit and (running or snapshot.ending.rows)))
     padding = decision.padding_rows.tolist()
     assert set(padding) <= set(snapshot.ending.id.tolist())
-    assert not padding or settings.batching is Batching.STATIC_PADDED and running and not victims
+    assert not padding or (settings.batching is Batching.STATIC_PADDED and running and not victims)
     _check_displaced(snapshot, decision)
 
     assert len(decision.next_candidates) <= MAX_CANDIDATES
