@@ -50,6 +50,6 @@ class Sjf(Policy):
     def _left_us(self, predicted: I32, generated: I32, most: I64 | I32) -> I64:
         """Tokens still to come, as waiting time."""
         whole = np.where(predicted < 0, self.value("unknown_tokens"), predicted).astype(np.int64)
-        left: I64 = np.minimum(np.maximum(whole - generated, generated // 4 + 1), most)
+        left: I64 = np.minimum(np.where(whole > generated, whole - generated, generated // 4 + 1), most)
         left *= self.value("aging_us_per_token")
         return left
