@@ -55,7 +55,7 @@ def _column(rows: int, at_most: int = 100) -> st.SearchStrategy[Any]:
     return st.one_of(st.just([1] * rows), st.lists(entry, min_size=rows, max_size=rows), st.just([]))
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(messages(), messages())
 def test_changes_turn_one_message_into_the_other(before: pb.Snapshot, after: pb.Snapshot) -> None:
     old, new = parts_of(before), parts_of(after)
