@@ -27,7 +27,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.common import busy_cores, load_average, percentile
-from bench.control_path import ControlPath, services
+from bench.control_path import ControlPath
+from bench.live_loop import on_clients_loop, services
 from bench.vllm import NoVllm, VllmSide
 from executor_svc.decision_log import DecisionRecorder
 from executor_svc.scheduler_client import DECIDE
@@ -172,6 +173,14 @@ def point_of(policy: str, running: int, waiting: int, cores: str, times: Times, 
     )
 
 
+def line_of(point: Point) -> str:
+    """As the table has it."""
+    times = (point.decide_us_p50, point.rtt_us_p50, point.rtt_us_p99, point.control_us_p50, point.vllm_us_p50 or 0)
+    figures = " ".join(f"{us:8.0f}" for us in times)
+    ratios = f"{point.rtt_ratio or 0:9.3f} {point.control_ratio or 0:12.3f}"
+    return f"{point.policy:9} {point.running:7} {point.waiting:7} {point.cores:5} {figures} {ratios}"
+
+
 def log_bytes_per_step(path: ControlPath, steps: int) -> float:
     """Of the decision log, fcfs, full frames among them."""
     path.follow("fcfs", columns_of("fcfs"), SETTLE_STEPS)
@@ -224,7 +233,7 @@ def run(plan: Plan) -> Iterator[Point | dict[str, float]]:
                         rate["log_bytes_per_step"] = round(log_bytes_per_step(path, 4 * plan.steps), 1)
                         snapshot = path.snapshots()[-1]
                         rate["decides_per_s_per_replica"] = round(
-                            asyncio.run(decides_per_s(scheduler.target, snapshot)), 1
+                            on_clients_loop(decides_per_s(scheduler.target, snapshot)), 1
                         )
     finally:
         sides.close()
@@ -254,16 +263,11 @@ def main() -> int:
     points: list[Point] = []
     rate: dict[str, float] = {}
     for got in run(plan):
-        if not isinstance(got, Point):
+        if isinstance(got, Point):
+            points.append(got)
+            print(line_of(got), flush=True)
+        else:
             rate = got
-            continue
-        points.append(got)
-        ratios = f"{got.rtt_ratio or 0:9.3f} {got.control_ratio or 0:12.3f}"
-        print(
-            f"{got.policy:9} {got.running:7} {got.waiting:7} {got.cores:5} {got.decide_us_p50:8.0f} "
-            f"{got.rtt_us_p50:8.0f} {got.rtt_us_p99:8.0f} {got.control_us_p50:8.0f} {got.vllm_us_p50 or 0:8.0f} {ratios}",
-            flush=True,
-        )
     print(f"{load_average()} at the end")
     print(json.dumps({"points": [asdict(point) for point in points], **rate}))
     return 0
