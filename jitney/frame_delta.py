@@ -135,7 +135,7 @@ def _group_changes(out: list[bytes], old: Parts, new: Parts, group: Group) -> No
 
 
 class _Match:
-    """Which row of before each row of after is: runs of neighbours (first, behind the last, first before or -1: new)."""
+    """Which row of before each row of after is: runs of neighbours (first, behind the last, was the first; -1: new)."""
 
     def __init__(self, source: I64) -> None:
         expected = np.where(source[:-1] >= 0, source[:-1] + 1, -1)
