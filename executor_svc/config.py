@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, Self
 
 from executor_svc.limits import Limits
+from jitney.presets import PRESETS
+from jitney.scheduler_codec import digest_of
 from jitney.serving.config import ConfigError, ServingConfig, option
-from jitney.snapshot import PolicyChoice, Settings
+from jitney.snapshot import Batching, HorizonKind, PolicyChoice, PolicyTable, Settings
 
 SERVICE = "executor"
 MICRO = 1_000_000
@@ -35,6 +37,9 @@ class ExecutorConfig(ServingConfig):
     block_tokens: int = option(16, "Tokens of a block", minimum=1, maximum=256)
     context_tokens: int = option(0, "Context limit, if lower than the model's; 0: the model's", minimum=0)
 
+    preset: Literal["", "interactive", "batch"] = option(
+        "", "Sizes of a step by what the server is for, where they are left at their defaults"
+    )
     max_rows: int = option(64, "Requests that compute in one step", minimum=1, maximum=4096)
     max_step_tokens: int = option(256, "Tokens that are computed in one step", minimum=1, maximum=1 << 20)
     chunk_cap_tokens: int = option(128, "Tokens of one prompt that are computed in one step", minimum=1)
@@ -43,11 +48,21 @@ class ExecutorConfig(ServingConfig):
     max_waiting_requests: int = option(4096, "Requests that may wait; 0: no limit", minimum=0)
     max_waiting_tokens: int = option(0, "Tokens that may wait; 0: no limit", minimum=0)
 
+    target_tpot_ms: float = option(
+        0.0, "Milliseconds between two tokens of an answer that bound rows and tokens of a step; 0: no bound", minimum=0
+    )
+    batching: Literal["continuous", "static_padded", "static_dropping"] = option(
+        "continuous", "static: collect, run to the end together; what ended is computed as padding, or dropped"
+    )
+    horizon: Literal["steps", "until_event"] = option("steps", "How long a decision holds")
+    horizon_steps: int = option(1, "Steps that a decision holds for", minimum=1, maximum=1 << 20)
+
     tenants: Path | None = option(
         None, "TOML file, a table a tenant: weight, max_rows, max_waiting_tokens, max_priority"
     )
     policy: str = option("fcfs", "Scheduling policy")
     policy_parameters: tuple[str, ...] = option((), "Its parameters as name=integer, comma separated")
+    length_table: Path | None = option(None, "Learned lengths of answers, made by `jitney lengths train`")
     coast_after_ms: int = option(50, "How late a decision may be before running rows go on without it", minimum=1)
     scheduler_timeout_s: float = option(1.0, "How long one scheduler has for one decision", minimum=0.01, maximum=60)
     decision_log: Path | None = option(None, "Folder of the log of every decision; absent: none is kept")
@@ -84,7 +99,23 @@ class ExecutorConfig(ServingConfig):
             except ValueError:
                 what = f"--policy-parameters must be name=integer, got {text!r}"
                 raise ConfigError(what, field="policy_parameters", value=text) from None
-        return PolicyChoice(self.policy, tuple(sorted(parameters.items())))
+        return PolicyChoice(self.policy, tuple(sorted(parameters.items())), self._tables())
+
+    def _tables(self) -> tuple[PolicyTable, ...]:
+        if self.length_table is None:
+            return ()
+        try:
+            content = self.length_table.read_bytes()
+        except OSError as error:
+            what = f"--length-table {self.length_table} cannot be read: {error}"
+            raise ConfigError(what, field="length_table", value=self.length_table) from None
+        return (PolicyTable("lengths", digest_of(content), content),)
+
+    def settled(self) -> Self:
+        """See ServingConfig: with the values of its preset, in place of those that are left at their defaults."""
+        defaults = {field.name: field.default for field in fields(self)}
+        values: dict[str, Any] = dict(PRESETS.get(self.preset, {}))
+        return replace(self, **{name: v for name, v in values.items() if getattr(self, name) == defaults[name]})
 
     def settings(self, context_tokens: int) -> Settings:
         """What deciding depends on; `context_tokens` is the limit in force."""
@@ -96,6 +127,10 @@ class ExecutorConfig(ServingConfig):
             chunk_cap_tokens=self.chunk_cap_tokens,
             block_reserve=self.block_reserve,
             max_preemptions=self.max_preemptions,
+            batching=Batching[self.batching.upper()],
+            horizon_kind=HorizonKind[self.horizon.upper()],
+            horizon_steps=self.horizon_steps,
+            target_tpot_us=round(self.target_tpot_ms * 1000),
             max_waiting_requests=self.max_waiting_requests,
             max_waiting_tokens=self.max_waiting_tokens,
         )

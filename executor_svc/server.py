@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from executor_svc import wire
@@ -149,6 +149,9 @@ class ExecutorService(executor_pb2_grpc.ExecutorServicer):
     async def SetPolicy(self, request: pb.SetPolicyRequest, context: Any) -> pb.SetPolicyResponse:
         """Changes the policy, once a scheduler has shown that it can decide by it."""
         choice = wire.policy_choice(request.policy)
+        if not choice.tables:  # those that there are stay
+            status = await asyncio.to_thread(self._parts.engine.status)
+            choice = replace(choice, tables=status.policy.tables)
         columns = await self._parts.advice.try_policy(choice)
         step = await asyncio.to_thread(self._parts.engine.set_policy, choice, columns)
         return pb.SetPolicyResponse(from_step=step)

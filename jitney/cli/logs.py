@@ -25,12 +25,12 @@ def replay(
 ) -> None:
     """Decides every recorded step again and compares the bytes. Exit status 1 if one differs, 2 if it cannot."""
     own = (f"--policy-file={policy_file}",) if policy_file else ()
-    _run("scheduler_svc.replay", str(log), *own, *(("--any-build",) if any_build else ()))
+    run_program("scheduler_svc.replay", str(log), *own, *(("--any-build",) if any_build else ()))
 
 
 def what_if(log: Log, policy: Policy, parameters: Parameters = None) -> None:
     """Carries a recorded load forward under another policy, beside the recorded one."""
-    _run("simulator.what_if", str(log), f"--policy={policy}", *(parameters or []))
+    run_program("simulator.what_if", str(log), f"--policy={policy}", *(parameters or []))
 
 
 def shadow(
@@ -42,10 +42,11 @@ def shadow(
 ) -> None:
     """Another policy follows the log of a live system, never acts, and says how often it would decide otherwise."""
     limits = (*(("--once",) if once else ()), *((f"--seconds={seconds}",) if seconds else ()))
-    _run("scheduler_svc.shadow", str(log), f"--policy={policy}", *limits, *(parameters or []))
+    run_program("scheduler_svc.shadow", str(log), f"--policy={policy}", *limits, *(parameters or []))
 
 
-def _run(module: str, *argv: str) -> None:
+def run_program(module: str, *argv: str) -> None:
+    """Runs a program of one of the services; its exit status is this one's."""
     with subprocess.Popen([sys.executable, "-m", module, *argv]) as process:
         with contextlib.suppress(KeyboardInterrupt):  # the program is interrupted too, and has the last word
             process.wait()

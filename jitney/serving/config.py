@@ -23,7 +23,7 @@ import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal, NoReturn, TypeVar
+from typing import Any, Final, Literal, NoReturn, Self, TypeVar
 
 from jitney.errors import InvalidRequest, JitneyError
 
@@ -76,6 +76,10 @@ class ServingConfig:
     )
     trace_ratio: float = option(1.0, "Share of requests and steps that are traced", minimum=0, maximum=1)
 
+    def settled(self) -> Self:
+        """With settings that follow from others filled in; extended by the services."""
+        return self
+
     def validate(self) -> None:
         """Checks of more than one field; extended by the services. Raises ConfigError."""
         if (self.tls_cert is None) != (self.tls_key is None):
@@ -114,7 +118,7 @@ def load(config_class: type[C], service: str, argv: Sequence[str], environ: Mapp
             _check(field, values[field.name], source)
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             raise ConfigError(f"{_flag(field.name)} (or {prefix}{field.name.upper()}) must be set", field=field.name)
-    config = config_class(**values)
+    config = config_class(**values).settled()
     config.validate()
     return config
 
