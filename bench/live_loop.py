@@ -20,6 +20,7 @@ from executor_svc.clock import MonotonicClock
 from executor_svc.hasher import HashWorker
 from executor_svc.live_request import LiveRequest
 from executor_svc.loop import Loop, LoopSettings
+from executor_svc.model_runner import ModelRunner
 from executor_svc.ports import ModelPort
 from executor_svc.rates import MeasuredRates
 from executor_svc.request import Submission
@@ -132,6 +133,8 @@ class LiveLoop:
         on_clients_loop(self.scheduler.close())
         on_clients_loop(self._cache.close())
         self._hasher.close()
+        if isinstance(self.loop.model, ModelRunner):
+            self.loop.model.close()
 
     def submit(self, submission: Submission, on_change: Callable[[LiveRequest], None]) -> LiveRequest:
         """A request that arrives now."""
