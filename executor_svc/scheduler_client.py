@@ -4,7 +4,7 @@ The loop's thread encodes and polls; everything else happens on an asyncio loop 
 outstanding at a time. A replica that breaks, is late or refuses a snapshot loses the stream to the next one, which is
 asked the same snapshot with `attempt` one higher; when all have refused it, a newer snapshot is waited for, and when
 none can be reached, all are tried again, after a pause that doubles. Every decision is checked against the digest of
-the bytes that it answers.
+the bytes that it answers, and one that cannot be obeyed counts as a refusal: no scheduler can take the executor down.
 
 A learned table goes along until a snapshot with it has been answered, from then on only its digest; a replica that
 does not hold it says so and is asked again with all of it.
@@ -28,12 +28,13 @@ import numpy as np
 from executor_svc.ports import Clock
 from jitney.columns import I64
 from jitney.decision import Decision
+from jitney.decision_checks import check
 from jitney.errors import Away, Conflict, InvalidRequest, JitneyError
 from jitney.scheduler_codec import decode_decision, digest_of, encode_snapshot, with_attempt, with_tables
 from jitney.serving import logs
 from jitney.serving.channels import channel
 from jitney.serving.status import from_rpc_error
-from jitney.snapshot import Snapshot
+from jitney.snapshot import Settings, Snapshot
 
 DECIDE: Final = "/jitney.scheduler.v1.Scheduler/Decide"
 KEPT_ROUND_TRIPS: Final = 4096
@@ -51,6 +52,7 @@ class _Question:
     incarnation: int
     step: int
     attempt: int
+    settings: Settings
     asked_ns: int
     named: frozenset[bytes]  # digests of the policy's tables
     tables: Mapping[bytes, bytes]  # content by digest of those that `data` only names
@@ -114,7 +116,16 @@ class SchedulerClient:
         named = frozenset(table.digest for table in snapshot.policy.tables)
         tables = {t.digest: t.content for t in snapshot.policy.tables if t.content} if named == self._shown else {}
         data = encode_snapshot(_naming_tables(snapshot) if tables else snapshot)
-        self._wanted = _Question(data, snapshot.incarnation, snapshot.step, snapshot.attempt, asked_ns, named, tables)
+        self._wanted = _Question(
+            data,
+            snapshot.incarnation,
+            snapshot.step,
+            snapshot.attempt,
+            snapshot.settings,
+            asked_ns,
+            named,
+            tables,
+        )
         with contextlib.suppress(RuntimeError):  # the asyncio loop is closed: nobody will answer
             self._loop.call_soon_threadsafe(self._wake.set)
 
@@ -308,3 +319,4 @@ def _check_answer(decision: Decision, question: _Question, data: bytes) -> None:
     asked = (question.incarnation, question.step, digest_of(data))
     if told != asked:
         raise Away(f"a decision for step {decision.step} came, step {question.step} was asked")
+    check(decision, question.settings)

@@ -13,12 +13,14 @@ from typing import Any
 
 import grpc
 import grpc.aio
+import numpy as np
 import pytest
 
 from executor_svc.scheduler_client import SchedulerClient
+from jitney.columns import PolicyColumnUpdates
 from jitney.decision import Decision
 from jitney.errors import Away, InvalidRequest
-from jitney.scheduler_codec import decode_snapshot, encode_decision, encode_snapshot
+from jitney.scheduler_codec import decode_decision, decode_snapshot, encode_decision, encode_snapshot
 from jitney.snapshot import Settings, Snapshot
 from tests.support.scheduler_process import SchedulerProcess
 from tests.support.situations import random_snapshot
@@ -209,7 +211,13 @@ async def stammers(_: bytes, __: int) -> bytes:
     return b"\xff\xff"
 
 
-@pytest.mark.parametrize("bad", [refuses, sleeps, lies, stammers])
+async def raves(data: bytes, number: int) -> bytes:
+    """Updates of policy columns without their values."""
+    sane = decode_decision(await decides(data, number))
+    return encode_decision(replace(sane, policy_updates=PolicyColumnUpdates(np.array([3], np.uint64))))
+
+
+@pytest.mark.parametrize("bad", [refuses, sleeps, lies, stammers, raves])
 def test_the_next_replica_gets_the_same_snapshot_one_attempt_later(desk: Desk, bad: Behaviour) -> None:
     with replicas(desk, bad, decides) as (addresses, asked):
         client = desk.client(addresses, timeout_s=0.5)
