@@ -72,6 +72,7 @@ class Door:
         client_id = checks.name("request_id", request.request_id, self._limits.request_id_bytes)
         stop_ids = self._stop_ids(request)
         text = AnswerText(self._tokenizer.pieces, self._stops(request), stop_ids)
+        checks.count("resume.token_ids", len(request.resume.token_ids), self._info.context_tokens)
         resumed_ids = checks.token_ids("resume.token_ids", request.resume.token_ids, self._info.vocabulary)
         sampling, logprobs, priority = (
             self._sampling(request.sampling),
@@ -169,6 +170,7 @@ class Door:
             self._refuse_endless("text", request.text)
             ids = self._tokenizer.encode(request.text)
         elif kind == "token_ids":
+            self._refuse_long(len(request.token_ids.ids))
             ids = checks.token_ids("token_ids.ids", request.token_ids.ids, self._info.vocabulary)
         elif kind == "chat":
             ids = self._chat(request.chat)
@@ -182,6 +184,7 @@ class Door:
         if not chat.messages:
             raise wrong("chat.messages", "chat has no messages", "at least 1", 0)
         checks.count("chat.messages", len(chat.messages), self._limits.chat_messages)
+        self._refuse_long(sum(len(message.token_ids) for message in chat.messages))
         turns = []
         for index, message in enumerate(chat.messages):
             field = f"chat.messages[{index}]"
@@ -203,15 +206,20 @@ class Door:
             what = f"{field} makes at least {least} tokens; of the context of {most + 1} a prompt may take {most}"
             raise wrong(field, what, most, f"at least {least}")
 
+    def _refuse_long(self, prompt: int) -> None:
+        """A prompt that leaves no token of the context; before millions of ids are looked at one by one."""
+        context = self._info.context_tokens
+        if prompt >= context:
+            what = f"the prompt has {prompt} tokens; of the context of {context} a prompt may take {context - 1}"
+            raise wrong("prompt", what, context - 1, prompt)
+
     def _max_tokens(self, request: pb.GenerateRequest, prompt: int) -> int:
         """What is in force: as asked, or all that context and pool leave. Refuses what can never fit."""
         context, block, pool = self._info.context_tokens, self._info.block_tokens, self._info.pool_blocks
         asked = request.max_tokens if request.HasField("max_tokens") else None
         if asked is not None and asked < 1:
             raise wrong("max_tokens", f"max_tokens must be at least 1, not {asked}", "at least 1", asked)
-        if prompt >= context:
-            what = f"the prompt has {prompt} tokens; of the context of {context} a prompt may take {context - 1}"
-            raise wrong("prompt", what, context - 1, prompt)
+        self._refuse_long(prompt)
         wanted = asked if asked is not None else 1
         if prompt + wanted > context:
             what = f"prompt {prompt} + max_tokens {wanted} = {prompt + wanted} tokens; the context has {context}"

@@ -86,6 +86,22 @@ BAD: list[tuple[str, pb.GenerateRequest, str, str, str]] = [  # name, request, f
     ("max_tokens 0 with stop", ids(3, max_tokens=0, stop=["x"]), "max_tokens", "at least 1", "0"),
     ("prompt of the context", ids(CONTEXT), "prompt", "127", "128"),
     ("prompt over the context", ids(CONTEXT + 1, max_tokens=1), "prompt", "127", "129"),
+    # By their number alone: looking at millions of ids one by one would hold up everyone else.
+    ("more ids than the context", Request(token_ids=pb.TokenIds(ids=[9999] * 200)), "prompt", "127", "200"),
+    (
+        "more resumed ids than the context",
+        ids(3, resume=pb.Resume(token_ids=[999] * 200)),
+        "resume.token_ids",
+        "128",
+        "200",
+    ),
+    (
+        "more ids in a chat than the context",
+        Request(chat=pb.Chat(messages=[pb.ChatMessage(role="assistant", token_ids=[9999] * 70)] * 2)),
+        "prompt",
+        "127",
+        "140",
+    ),
     ("sum over the context", ids(CONTEXT - 1, max_tokens=2), "max_tokens", "1", "2"),
     ("temperature -1", sampling(temperature=-1), "sampling.temperature", "[0, 100]", "-1"),
     ("temperature NaN", sampling(temperature=math.nan), "sampling.temperature", "[0, 100]", "nan"),
