@@ -12,12 +12,15 @@ from jitney.columns import I64, U64, PolicyColumnUpdates, RunningTable, WaitingT
 from jitney.decision import Refusal, RefusalReason
 from jitney.snapshot import Snapshot
 from scheduler_svc.lookups import rows_with
-from scheduler_svc.policies.base import Parameter, Policy, Ranking, policy_columns
+from scheduler_svc.policies.base import Key, Parameter, Policy, Ranking, policy_columns
 from scheduler_svc.step_time import StepTime
 
 NEVER: Final = 1 << 62
 _MARK: Final = np.dtype([("id", "<u8"), ("at_us", "<i8")])
 MAX_MARKS: Final = 64
+_BITS: Final = 20
+_PART: Final = 1 << _BITS  # of a microsecond: times are summed up in these, since shifting is faster than dividing
+MOST_PARTS: Final = 1 << 42  # 4 s; a slower token or step counts as that, so that sums stay within 64 bits
 
 
 class Deadline(Policy):
@@ -93,7 +96,7 @@ class Deadline(Policy):
         self,
         snapshot: Snapshot,
         prompt: I64,
-        left: NDArray[np.integer],
+        left: Key,
         ttft_us: I64,
         begun: NDArray[np.bool_],
         total_us: I64,
@@ -103,12 +106,13 @@ class Deadline(Policy):
         first, token = _alone_us(snapshot, prompt)
         ttft = np.where((ttft_us > 0) & ~begun, ttft_us, NEVER)
         total = np.where(total_us > 0, total_us, NEVER)
-        whole = first + np.minimum(left * token, NEVER >> 1)
-        latest = np.where(ttft - first < total - whole, ttft - first, total - whole)
-        none = (ttft == NEVER) & (total == NEVER)
-        due = np.where(none, arrival_us + self._best_effort_us, np.minimum(ttft, total))
-        latest = np.where(none, NEVER, latest)
-        return Due(due, latest, latest < snapshot.now_us, np.where(ttft - first < total - whole, first, whole))
+        whole = first + left * token
+        latest = np.minimum(ttft - first, total - whole)
+        due = np.minimum(ttft, total)
+        none = due == NEVER
+        due[none] = arrival_us[none] + self._best_effort_us
+        latest[none] = NEVER
+        return Due(due, latest, latest < snapshot.now_us, np.where(ttft - first > latest, whole, first))
 
     def _refusals(self, snapshot: Snapshot, waiting: Due, ran: NDArray[np.bool_]) -> tuple[Refusal, ...]:
         """Of hopeless requests that were looked up in the cache and have never run."""
@@ -138,16 +142,21 @@ def _alone_us(snapshot: Snapshot, prompt: I64) -> tuple[I64, I64]:
     """Time [N] of computing so many tokens of a prompt, and then of each token of the answer, with no other row."""
     model, settings, speed = StepTime.of(snapshot.rates), snapshot.settings, snapshot.rates.prefill_tokens_per_s
     if not model.known:
-        return prompt * 1_000_000 // speed if speed else np.zeros(len(prompt), np.int64), np.zeros(
-            len(prompt), np.int64
+        each = min(1_000_000 * _PART // speed, MOST_PARTS) if speed else 0
+        return (prompt * each) >> _BITS, np.zeros(len(prompt), np.int64)
+    row, token, context = (
+        min(ns * _PART // scale, MOST_PARTS)
+        for ns, scale in (
+            (model.base_ns + model.per_row_ns, 1000),
+            (model.per_token_ns, 1000),
+            (model.per_context_ps, 1_000_000),
         )
-    steps = -(-prompt // min(settings.chunk_cap_tokens, settings.max_step_tokens))
-    read = prompt * (steps + 1) // 2
-    first = (
-        steps * (model.base_ns + model.per_row_ns) + prompt * model.per_token_ns + read * model.per_context_ps // 1000
     )
-    token = model.base_ns + model.per_row_ns + model.per_token_ns + prompt * model.per_context_ps // 1000
-    return first // 1000, token // 1000
+    steps = -(-prompt // min(settings.chunk_cap_tokens, settings.max_step_tokens))
+    first = steps * row + prompt * token
+    if context:
+        first += (prompt * (steps + 1) >> 1) * context
+    return first >> _BITS, (prompt * context + (row + token)) >> _BITS
 
 
 def _uncached(snapshot: Snapshot) -> I64:

@@ -15,7 +15,7 @@ executor says was done plus a lift, which is all that is remembered here.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +29,6 @@ SCALE: Final = 1000
 """Counters are in costs of a tenant of weight 1; weights come in thousandths."""
 MAX_TENANTS: Final = 2000
 """Are remembered: those with the largest counters, since the others would be lifted anyway."""
-_ENTRY: Final = np.dtype([("tenant", "<u4"), ("weight", "<u4"), ("lift", "<i8"), ("counter", "<i8")])
 _WAITED: Final = np.uint32(1 << 31)  # beside the weight: whether it had a request waiting
 
 
@@ -57,7 +56,7 @@ class Fair(Policy):
         np.add.at(planned, runs, self._to_come(snapshot) * SCALE // weight[runs])
         cost = wait.tokens.astype(np.int64) * self.value("prompt_cost") * SCALE // weight[rows]
         tags = planned[rows] + _own_before(rows, cost, wait.arrival_us)
-        return Ranking((at[runs], run.arrival_us), (tags, wait.arrival_us), memory=counters.remembered(snapshot))
+        return Ranking((at[runs], run.arrival_us), (tags, wait.arrival_us), memory=counters.remembered())
 
     def says(self, snapshot: Snapshot, table: RunningTable | WaitingTable, row: int, ranking: Ranking) -> str:
         """The counter that it stands at."""
@@ -77,21 +76,22 @@ class Fair(Policy):
         waits = np.bincount(rows, minlength=table.rows + 1)[: table.rows] > 0
         served = cost * SCALE // weight
         if not memory:
-            return Counters(table.tenant, weight, served, np.zeros(table.rows, np.int64), waits, 0, np.empty(0, _ENTRY))
-        level, kept = int(np.frombuffer(memory, "<i8", 1)[0]), np.frombuffer(memory, _ENTRY, offset=8)
-        places = tenant_rows(kept["tenant"], table.tenant)
-        known = places < len(kept)
-        entry = kept[np.minimum(places, len(kept) - 1)] if len(kept) else np.zeros(table.rows, _ENTRY)
-        was = np.maximum(entry["weight"] & (_WAITED - 1), 1).astype(np.int64)
-        value = np.where(known, cost * SCALE // was + entry["lift"], np.iinfo(np.int64).min)
-        stayed = waits & known & ((entry["weight"] & _WAITED) != 0)
-        floor = int(value[stayed].min()) if stayed.any() else level
+            return Counters(table.tenant, weight, served, np.zeros(table.rows, np.int64), waits, 0, _Kept.read(b""))
+        kept = _Kept.read(memory)
+        places = tenant_rows(kept.tenant, table.tenant)
+        known = places < len(kept.tenant)
+        entry = np.append(kept.weight, np.uint32(SCALE))[places]
+        was = np.maximum(entry & (_WAITED - 1), 1).astype(np.int64)
+        before = served if bool((was == weight).all()) else cost * SCALE // was
+        value = np.where(known, before + np.append(kept.lift, 0)[places], np.iinfo(np.int64).min)
+        stayed = waits & known & (entry >= _WAITED)
+        floor = int(value[stayed].min()) if stayed.any() else kept.level
         value = np.where(stayed | (known & ~waits), value, np.maximum(value, floor))
         now = value[waits] if waits.any() else value
-        level = max(level, int(now.min())) if len(now) else level
-        gone = kept[~np.isin(kept["tenant"], table.tenant) & (kept["counter"] > level)]
-        gone["weight"] &= _WAITED - 1
-        return Counters(table.tenant, weight, served, value, waits, level, gone)
+        level = max(kept.level, int(now.min())) if len(now) else kept.level
+        left = np.ones(len(kept.tenant), np.bool_)
+        left[places[known]] = False
+        return Counters(table.tenant, weight, served, value, waits, level, kept.take(left & (kept.counter > level)))
 
     def _to_come(self, snapshot: Snapshot) -> I64:
         """Cost of what running rows [R] have in flight or still to compute of their prompts: not charged yet."""
@@ -103,8 +103,38 @@ class Fair(Policy):
 
 
 @dataclass(frozen=True, slots=True)
+class _Kept:
+    """What is remembered [N], and the smallest counter of those that wait, or last did."""
+
+    level: int
+    lift: I64
+    counter: I64  # when it was last seen
+    tenant: U32
+    weight: U32  # with _WAITED
+
+    @classmethod
+    def read(cls, memory: bytes) -> _Kept:
+        """Level, then the columns, one after the other."""
+        count = max(len(memory) - 8, 0) // 24
+        wide = np.frombuffer(memory, "<i8", 1 + 2 * count) if memory else np.zeros(1, np.int64)
+        narrow = np.frombuffer(memory, "<u4", offset=8 + 16 * count) if memory else np.empty(0, np.uint32)
+        return cls(int(wide[0]), wide[1 : 1 + count], wide[1 + count :], narrow[:count], narrow[count:])
+
+    def take(self, rows: NDArray[Any]) -> _Kept:
+        """Some of it."""
+        return _Kept(self.level, self.lift[rows], self.counter[rows], self.tenant[rows], self.weight[rows])
+
+    def write(self) -> bytes:
+        """At most MAX_TENANTS of it."""
+        if len(self.tenant) > MAX_TENANTS:
+            return self.take(np.lexsort((self.tenant, -self.counter))[:MAX_TENANTS]).write()
+        columns = (self.lift, self.counter, self.tenant, self.weight)
+        return b"".join((np.int64(self.level).tobytes(), *(column.tobytes() for column in columns)))
+
+
+@dataclass(frozen=True, slots=True)
 class Counters:
-    """[T] each. `gone`: entries of tenants that have no request now, but were served more than those that wait."""
+    """[T] each. `left`: tenants that have no request now, but were served more than those that wait."""
 
     tenant: U32
     weight: I64
@@ -112,17 +142,18 @@ class Counters:
     value: I64  # the counter: served and lift
     waits: NDArray[np.bool_]
     level: int  # the smallest counter of those that wait, or last did
-    gone: NDArray[np.void]
+    left: _Kept
 
-    def remembered(self, snapshot: Snapshot) -> bytes:
+    def remembered(self) -> bytes:
         """For the next decision."""
-        entries = np.empty(len(self.tenant), _ENTRY)
-        entries["tenant"], entries["counter"], entries["lift"] = self.tenant, self.value, self.value - self.served
-        entries["weight"] = self.weight.astype(np.uint32) | np.where(self.waits, _WAITED, np.uint32(0))
-        entries = np.concatenate((entries, self.gone))
-        if len(entries) > MAX_TENANTS:
-            entries = entries[np.lexsort((entries["tenant"], -entries["counter"]))[:MAX_TENANTS]]
-        return np.int64(self.level).tobytes() + entries.tobytes()
+        waited = self.weight.astype(np.uint32) | np.where(self.waits, _WAITED, np.uint32(0))
+        return _Kept(
+            self.level,
+            np.append(self.value - self.served, self.left.lift),
+            np.append(self.value, self.left.counter),
+            np.append(self.tenant, self.left.tenant),
+            np.append(waited, self.left.weight & (_WAITED - 1)),
+        ).write()
 
 
 def _own_before(rows: I64, cost: I64, arrival_us: I64) -> I64:
