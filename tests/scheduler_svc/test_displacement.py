@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from jitney.decision import Decision, PreemptionMode, WaitReason
 from jitney.snapshot import Blocks, PolicyChoice, Rates, Settings, Snapshot, TierRoom
 from scheduler_svc.decide import decide
 from scheduler_svc.explain import explain
 from tests.support.decision_checks import check_decision
 from tests.support.situations import running, waiting
+from tests.support.toy_executor import Toy, ToyExecutor
 
 MS = 1_000_000
 SHARED = Rates(prefill_tokens_per_s=20_000, step_base_ns=20 * MS, step_per_row_ns=MS // 10)
@@ -79,3 +82,27 @@ def test_who_was_preempted_boards_again_only_with_a_block_to_spare_for_each_row(
     new = waiting({"tokens": 20})
     assert decided(settings=settings, blocks=Blocks(20, 2), running=rows, waiting=new).admit.rows == 1
     assert decided(settings=settings, blocks=Blocks(20, 2), running=running(), waiting=again).admit.rows == 1
+
+
+def grown(policy: str, **tiers: Any) -> ToyExecutor:
+    """Answers that outgrow the pool, on a machine that prefills slowly, run to their end."""
+    requests = [Toy(id_, 1000 * id_, 60, 90, 90, priority=id_ % 3) for id_ in range(1, 25)]
+    rates = Rates(10**8, 10**8, prefill_tokens_per_s=500, block_bytes=10**5)
+    settings = Settings(max_step_tokens=64, max_rows=8, chunk_cap_tokens=32)
+    executor = ToyExecutor(requests, settings, 40, policy=PolicyChoice(policy), rates=rates, **tiers)
+    while executor.busy:
+        executor.turn(decide)
+        assert executor.step < 3_000
+    assert len(executor.ended) == 24 and max(r.preemptions for r in executor.ended) <= 2
+    assert executor.preemptions
+    return executor
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+def test_where_copies_are_cheaper_victims_are_swapped_and_compute_nothing_again(policy: str) -> None:
+    swapped = grown(policy, cpu_blocks=200, copy_us=1_000)
+    assert swapped.swaps == swapped.preemptions
+    assert swapped.prefilled <= 24 * 60 + swapped.preemptions * 16  # the unfinished last block is computed again
+    assert grown(policy).swaps == 0  # no tier
+    small = grown(policy, cpu_blocks=9, copy_us=1_000)
+    assert small.swaps <= small.preemptions  # and the rest is recomputed

@@ -1,5 +1,5 @@
 """An executor reduced to counting, one launched step in flight: shows snapshots, applies decisions, holds them to
-their invariants. Requests share nothing unless `hits` says so."""
+their invariants. Requests share nothing. With a modelled CPU tier there is room to swap, over one copy queue."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from jitney.columns import (
     WaitingTable,
 )
 from jitney.decision import Decision, PreemptionMode, RefusalReason
-from jitney.snapshot import Blocks, PolicyChoice, PolicyMemory, Rates, Settings, Snapshot
+from jitney.snapshot import Blocks, PolicyChoice, PolicyMemory, Rates, Settings, Snapshot, TierRoom
 from jitney.snapshot_checks import check
 from tests.support.decision_checks import check_decision
 from tests.support.situations import rows_of
@@ -42,6 +42,8 @@ class Toy:
     computed: int = 0
     in_flight: int = 0
     held: int = 0
+    lower: int = 0  # blocks that lie in the CPU tier
+    loaded_us: int = 0  # when they are back
     preemptions: int = 0
     admitted_us: int = 0
     first_token_step: int = -1
@@ -62,6 +64,7 @@ class Toy:
             "computed_tokens": self.computed,
             "in_flight_tokens": self.in_flight,
             "held_blocks": self.held,
+            "loading": int(self.lower > 0),
             "preemptions": self.preemptions,
             "admitted_us": self.admitted_us,
             "priority": self.priority,
@@ -92,8 +95,14 @@ class ToyExecutor:
         rates: Rates | None = None,
         weights: dict[int, int] | None = None,
         step_us: int = 1000,
+        cpu_blocks: int = 0,
+        copy_us: int = 0,
     ) -> None:
-        self.step_us = step_us
+        """`copy_us` a block, either way, one after the other."""
+        self.step_us, self.cpu_blocks, self.copy_us = step_us, cpu_blocks, copy_us
+        self.copies_end_us = 0
+        self.moving: list[tuple[int, int]] = []  # (when they have left, blocks) of swap victims
+        self.swaps = 0
         self.arriving = sorted(requests, key=lambda r: (r.arrival_us, r.id))
         self.settings, self.pool, self.grant = settings, pool, grant
         self.policy, self.memory = policy or PolicyChoice(), PolicyMemory()
@@ -113,7 +122,13 @@ class ToyExecutor:
 
     @property
     def held(self) -> int:
-        return sum(r.held for r in [*self.running, *self.leaving])
+        return sum(r.held for r in [*self.running, *self.leaving]) + sum(blocks for _, blocks in self.moving)
+
+    @property
+    def cpu(self) -> TierRoom:
+        """What is left of the CPU tier."""
+        left = self.cpu_blocks - sum(r.lower for r in [*self.waiting, *self.running])
+        return TierRoom(left, left, max(self.copies_end_us - self.step * self.step_us, 0))
 
     @property
     def busy(self) -> bool:
@@ -124,6 +139,10 @@ class ToyExecutor:
         while self.arriving and self.arriving[0].arrival_us <= now_us:
             self.waiting.append(self.arriving.pop(0))
         self.waiting.sort(key=lambda r: r.id)
+        self.moving = [each for each in self.moving if each[0] > now_us]
+        for r in self.running:
+            if r.lower and r.loaded_us <= now_us:
+                r.computed, r.lower = r.lower * self.settings.block_tokens, 0
         ending = [r for r in self.running if self._last_in_flight(r)]
         rows = [r for r in self.running if not self._last_in_flight(r)]
         free = self.pool - self.held
@@ -141,7 +160,8 @@ class ToyExecutor:
             step=self.step,
             now_us=now_us,
             settings=self.settings,
-            blocks=Blocks(total=self.pool, free=free - granted, evictable=0, granted=granted),
+            blocks=Blocks(self.pool, free - granted, 0, sum(blocks for _, blocks in self.moving), granted),
+            cpu=self.cpu,
             policy=self.policy,
             memory=self.memory,
             rates=self.rates,
@@ -220,12 +240,17 @@ class ToyExecutor:
             self.waiting.remove(waiting[refusal.id])
             self.refused.append(refusal.id)
         for id_, mode in zip(decision.preempt.id.tolist(), decision.preempt.mode.tolist(), strict=True):
-            assert mode == PreemptionMode.RECOMPUTE
             r = by_id.pop(id_, None)
             if r is None:  # it ended in the step that was in flight, and is released with this batch too
                 self.leaving = [gone for gone in self.leaving if gone.id != id_]
                 continue
             self.running.remove(r)
+            if mode != PreemptionMode.RECOMPUTE:
+                assert mode == PreemptionMode.SWAP_CPU and self.copy_us
+                r.lower = r.computed // self.settings.block_tokens
+                self.moving.append((self._copied(r.lower), r.held))
+                assert self.cpu.pin_blocks >= 0
+                self.swaps += 1
             r.held = r.computed = 0
             r.preemptions += 1
             self.preemptions += 1
@@ -237,13 +262,21 @@ class ToyExecutor:
             r.held, r.admitted_us = blocks, self.step * self.step_us
             assert r.held * self.settings.block_tokens >= r.known
             self.running.append(r)
-            self._launch(r, tokens)
+            if r.lower:
+                r.loaded_us = self._copied(r.lower)
+            else:
+                self._launch(r, tokens)
         for id_, tokens in zip(*(c.tolist() for _, c in decision.run.columns()), strict=True):
             if id_ in by_id:
                 self._launch(by_id[id_], tokens)
         assert self.held <= self.pool, "blocks were given twice"
         self.max_running = max(self.max_running, len(self.running))
         self.rows_run += sum(1 for r in self.running if r.in_flight)
+
+    def _copied(self, blocks: int) -> int:
+        """When so many blocks have gone through the copy queue."""
+        self.copies_end_us = max(self.copies_end_us, self.step * self.step_us) + blocks * self.copy_us
+        return self.copies_end_us
 
     def _launch(self, r: Toy, tokens: int) -> None:
         tokens = min(tokens, r.known - r.computed)
