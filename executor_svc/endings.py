@@ -38,7 +38,8 @@ class Endings:
     ) -> None:
         """Ends it now; nothing more is appended to its answer. `step_in_flight` 0: no step is."""
         outcome = Outcome(int(reason))
-        pads = self._pads and request.state is State.RUNNING and not request.joined
+        computed = int(self._registry.computed_tokens[request.slot])
+        pads = self._pads and request.state is State.RUNNING and not request.joined and computed > 0
         self._situation.ended(request, outcome)
         self._counters.outcomes[outcome] += 1
         self._registry.end(request)
