@@ -8,19 +8,15 @@ from typing import ClassVar, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from jitney.columns import I64, U64, PolicyColumnUpdates, RunningTable, WaitingTable
+from jitney.columns import I64, PolicyColumnUpdates, RunningTable, WaitingTable
 from jitney.decision import Refusal, RefusalReason
 from jitney.snapshot import Snapshot
+from scheduler_svc.alone import alone_us
+from scheduler_svc.arrivals import MAX_MARKS, arrivals, marked
 from scheduler_svc.lookups import rows_with
 from scheduler_svc.policies.base import Key, Parameter, Policy, Ranking, policy_columns
-from scheduler_svc.step_time import StepTime
 
 NEVER: Final = 1 << 62
-_MARK: Final = np.dtype([("id", "<u8"), ("at_us", "<i8")])
-MAX_MARKS: Final = 64
-_BITS: Final = 20
-_PART: Final = 1 << _BITS  # of a microsecond: times are summed up in these, since shifting is faster than dividing
-MOST_PARTS: Final = 1 << 42  # 4 s; a slower token or step counts as that, so that sums stay within 64 bits
 
 
 class Deadline(Policy):
@@ -48,7 +44,7 @@ class Deadline(Policy):
         """Classes: 0 feasible, 1 hopeless. By (due, id)."""
         run, wait, now_us = snapshot.running, snapshot.waiting, snapshot.now_us
         begun, ran = policy_columns(snapshot)[0] != 0, _ran(snapshot)
-        marks = _marked(memory, wait.id, now_us, self._best_effort_us // (MAX_MARKS // 2))
+        marks = marked(memory, wait.id, now_us, self._best_effort_us // (MAX_MARKS // 2))
         prompt = np.maximum(run.prompt_tokens.astype(np.int64) - run.computed_tokens - run.in_flight_tokens, 0)
         expected = np.where(run.predicted_p50 >= 0, run.predicted_p50, self.value("output_tokens"))
         left = np.clip(expected - run.generated_tokens, 1, run.max_new_tokens)
@@ -63,7 +59,7 @@ class Deadline(Policy):
             wait.ttft_deadline_us,
             begun,
             wait.deadline_us,
-            _arrivals(marks, wait.id, now_us),
+            arrivals(marks, wait.id, now_us),
         )
         fresh = (run.generated_tokens > 0) & (run.policy_a == 0)
         ones = np.ones(int(np.count_nonzero(fresh)), np.int64)
@@ -103,7 +99,7 @@ class Deadline(Policy):
         arrival_us: I64,
     ) -> Due:
         """Of requests that have `prompt` tokens to compute and `left` to generate."""
-        first, token = _alone_us(snapshot, prompt)
+        first, token = alone_us(snapshot, prompt)
         ttft = np.where((ttft_us > 0) & ~begun, ttft_us, NEVER)
         total = np.where(total_us > 0, total_us, NEVER)
         whole = first + left * token
@@ -138,27 +134,6 @@ class Due:
     needed_us: I64
 
 
-def _alone_us(snapshot: Snapshot, prompt: I64) -> tuple[I64, I64]:
-    """Time [N] of computing so many tokens of a prompt, and then of each token of the answer, with no other row."""
-    model, settings, speed = StepTime.of(snapshot.rates), snapshot.settings, snapshot.rates.prefill_tokens_per_s
-    if not model.known:
-        each = min(1_000_000 * _PART // speed, MOST_PARTS) if speed else 0
-        return (prompt * each) >> _BITS, np.zeros(len(prompt), np.int64)
-    row, token, context = (
-        min(ns * _PART // scale, MOST_PARTS)
-        for ns, scale in (
-            (model.base_ns + model.per_row_ns, 1000),
-            (model.per_token_ns, 1000),
-            (model.per_context_ps, 1_000_000),
-        )
-    )
-    steps = -(-prompt // min(settings.chunk_cap_tokens, settings.max_step_tokens))
-    first = steps * row + prompt * token
-    if context:
-        first += (prompt * (steps + 1) >> 1) * context
-    return first >> _BITS, (prompt * context + (row + token)) >> _BITS
-
-
 def _uncached(snapshot: Snapshot) -> I64:
     """Tokens [W] that the cache does not have, at least one; a request that was not looked up is a total miss."""
     tokens = snapshot.waiting.tokens.astype(np.int64)
@@ -172,20 +147,3 @@ def _ran(snapshot: Snapshot) -> NDArray[np.bool_]:
     ran: NDArray[np.bool_] = snapshot.waiting.preemptions > 0
     ran[snapshot.waiting_policy.policy_row] = True
     return ran
-
-
-def _marked(memory: bytes, ids: U64, now_us: int, every_us: int) -> NDArray[np.void]:
-    """Marks (newest id, time), rising, with one for now if there are new ids and the last one is old enough."""
-    marks = np.frombuffer(memory, _MARK)
-    if len(ids) == 0:
-        return marks
-    newest = ids.max()
-    if len(marks) and (newest <= marks["id"][-1] or now_us - marks["at_us"][-1] < every_us):
-        return marks
-    return np.append(marks, np.array([(newest, now_us)], _MARK))[-MAX_MARKS:]
-
-
-def _arrivals(marks: NDArray[np.void], ids: U64, now_us: int) -> I64:
-    """When each id was new, as far as the marks say."""
-    times = np.append(marks["at_us"], now_us)
-    return times[np.searchsorted(marks["id"], ids)]

@@ -14,22 +14,18 @@ executor says was done plus a lift, which is all that is remembered here.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-from jitney.columns import I64, U32, RunningTable, WaitingTable
+from jitney.columns import I64, RunningTable, WaitingTable
 from jitney.snapshot import Snapshot
+from scheduler_svc.counters import WAITED, Counters, Kept
 from scheduler_svc.lookups import tenant_rows
 from scheduler_svc.policies.base import Parameter, Policy, Ranking
 
 SCALE: Final = 1000
 """Counters are in costs of a tenant of weight 1; weights come in thousandths."""
-MAX_TENANTS: Final = 2000
-"""Are remembered: those with the largest counters, since the others would be lifted anyway."""
-_WAITED: Final = np.uint32(1 << 31)  # beside the weight: whether it had a request waiting
 
 
 class Fair(Policy):
@@ -67,7 +63,7 @@ class Fair(Policy):
     def _counters(self, snapshot: Snapshot, memory: bytes, rows: I64) -> Counters:
         """Of each tenant of the table [T]; `rows` are those of the waiting requests."""
         table = snapshot.tenants
-        weight = np.clip(table.weight, 1, _WAITED - 1).astype(np.int64)
+        weight = np.clip(table.weight, 1, WAITED - 1).astype(np.int64)
         cost = (
             table.served_prompt_tokens * self.value("prompt_cost")
             + table.served_cached_tokens * self.value("cached_cost")
@@ -76,15 +72,15 @@ class Fair(Policy):
         waits = np.bincount(rows, minlength=table.rows + 1)[: table.rows] > 0
         served = cost * SCALE // weight
         if not memory:
-            return Counters(table.tenant, weight, served, np.zeros(table.rows, np.int64), waits, 0, _Kept.read(b""))
-        kept = _Kept.read(memory)
+            return Counters(table.tenant, weight, served, np.zeros(table.rows, np.int64), waits, 0, Kept.read(b""))
+        kept = Kept.read(memory)
         places = tenant_rows(kept.tenant, table.tenant)
         known = places < len(kept.tenant)
         entry = np.append(kept.weight, np.uint32(SCALE))[places]
-        was = np.maximum(entry & (_WAITED - 1), 1).astype(np.int64)
+        was = np.maximum(entry & (WAITED - 1), 1).astype(np.int64)
         before = served if bool((was == weight).all()) else cost * SCALE // was
         value = np.where(known, before + np.append(kept.lift, 0)[places], np.iinfo(np.int64).min)
-        stayed = waits & known & (entry >= _WAITED)
+        stayed = waits & known & (entry >= WAITED)
         floor = int(value[stayed].min()) if stayed.any() else kept.level
         value = np.where(stayed | (known & ~waits), value, np.maximum(value, floor))
         now = value[waits] if waits.any() else value
@@ -100,60 +96,6 @@ class Fair(Policy):
         decodes = (run.in_flight_tokens > 0) & (run.computed_tokens + run.in_flight_tokens >= run.prompt_tokens)
         cost: I64 = prompt * self.value("prompt_cost") + decodes * self.value("output_cost")
         return cost
-
-
-@dataclass(frozen=True, slots=True)
-class _Kept:
-    """What is remembered [N], and the smallest counter of those that wait, or last did."""
-
-    level: int
-    lift: I64
-    counter: I64  # when it was last seen
-    tenant: U32
-    weight: U32  # with _WAITED
-
-    @classmethod
-    def read(cls, memory: bytes) -> _Kept:
-        """Level, then the columns, one after the other."""
-        count = max(len(memory) - 8, 0) // 24
-        wide = np.frombuffer(memory, "<i8", 1 + 2 * count) if memory else np.zeros(1, np.int64)
-        narrow = np.frombuffer(memory, "<u4", offset=8 + 16 * count) if memory else np.empty(0, np.uint32)
-        return cls(int(wide[0]), wide[1 : 1 + count], wide[1 + count :], narrow[:count], narrow[count:])
-
-    def take(self, rows: NDArray[Any]) -> _Kept:
-        """Some of it."""
-        return _Kept(self.level, self.lift[rows], self.counter[rows], self.tenant[rows], self.weight[rows])
-
-    def write(self) -> bytes:
-        """At most MAX_TENANTS of it."""
-        if len(self.tenant) > MAX_TENANTS:
-            return self.take(np.lexsort((self.tenant, -self.counter))[:MAX_TENANTS]).write()
-        columns = (self.lift, self.counter, self.tenant, self.weight)
-        return b"".join((np.int64(self.level).tobytes(), *(column.tobytes() for column in columns)))
-
-
-@dataclass(frozen=True, slots=True)
-class Counters:
-    """[T] each. `left`: tenants that have no request now, but were served more than those that wait."""
-
-    tenant: U32
-    weight: I64
-    served: I64  # over the weight
-    value: I64  # the counter: served and lift
-    waits: NDArray[np.bool_]
-    level: int  # the smallest counter of those that wait, or last did
-    left: _Kept
-
-    def remembered(self) -> bytes:
-        """For the next decision."""
-        waited = self.weight.astype(np.uint32) | np.where(self.waits, _WAITED, np.uint32(0))
-        return _Kept(
-            self.level,
-            np.append(self.value - self.served, self.left.lift),
-            np.append(self.value, self.left.counter),
-            np.append(self.tenant, self.left.tenant),
-            np.append(waited, self.left.weight & (_WAITED - 1)),
-        ).write()
 
 
 def _own_before(rows: I64, cost: I64, arrival_us: I64) -> I64:

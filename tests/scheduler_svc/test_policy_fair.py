@@ -11,8 +11,9 @@ import pytest
 from jitney.columns import TenantTable
 from jitney.decision import Decision
 from jitney.snapshot import Blocks, PolicyChoice, PolicyMemory, Settings, Snapshot
+from scheduler_svc.counters import MAX_TENANTS
 from scheduler_svc.decide import decide
-from scheduler_svc.policies.fair import MAX_TENANTS, Fair
+from scheduler_svc.policies.fair import Fair
 from tests.support.decision_checks import check_decision
 from tests.support.situations import rows_of, running, waiting
 from tests.support.toy_executor import Toy, ToyExecutor
