@@ -23,6 +23,7 @@ from scheduler_svc.running import Flags
 VERSION: Final = 1
 UNKNOWN: Final = -1
 CENT: Final = 100
+MOST_ERROR_TOKENS: Final = 10_000_000
 FADE: Final = 256
 """Answers after which an error has mostly faded."""
 SHARPNESS: Final = 6
@@ -31,6 +32,7 @@ _ONE: Final = 1 << 10
 _STEP: Final = OCTAVE * FINE // 64
 _FIRST_SPREAD: Final = 5 * OCTAVE * FINE // 4
 _OFF_MOST: Final = 8 * OCTAVE * FINE
+_AT_ONCE: Final = 4
 _SPEED: Final = 24
 """Corrections are this many times larger for the first answers, and fall to their least over as many."""
 
@@ -104,8 +106,8 @@ class Blend:
         weight = self.weights(corrected.p50 >= 0)
         total = weight.sum(axis=0)
         at_least = np.maximum(total, 1)
-        p50 = (weight * corrected.p50).sum(axis=0) // at_least
-        p90 = (weight * corrected.p90).sum(axis=0) // at_least + self.off90 // FINE
+        p50 = ((weight * corrected.p50).sum(axis=0) + at_least // 2) // at_least
+        p90 = ((weight * corrected.p90).sum(axis=0) + at_least // 2) // at_least + self.off90 // FINE
         return np.where(total > 0, p50, UNKNOWN), np.where(total > 0, np.maximum(p90, p50), UNKNOWN)
 
     def learn(self, guess: Guess, lengths: I64) -> None:
@@ -115,7 +117,8 @@ class Blend:
         self.off90 = int(_limited(self.off90 + _pull(logs, p90[None], 90, self.seen.max(keepdims=True)))[0])
         known = corrected.p50 >= 0
         count = known.sum(axis=1)
-        missed = np.where(known, np.abs(length_of(corrected.p50) - lengths), 0).sum(axis=1) * CENT
+        error = np.minimum(np.abs(length_of(corrected.p50) - lengths), MOST_ERROR_TOKENS)
+        missed = np.where(known, error, 0).sum(axis=1) * CENT
         fade = np.maximum(np.minimum(self.seen + count, FADE), np.maximum(count, 1))
         self.errors += (missed - count * self.errors) // fade
         self.off50 = _limited(self.off50 + _pull(logs, corrected.p50, 50, self.seen))
@@ -124,11 +127,12 @@ class Blend:
 
 
 def _pull(logs: I64, quantiles: I64, percent: int, seen: I64) -> I64:
-    """How far to move quantiles [S, N] after answers of `logs` [N], in FINE parts of a step [S]."""
+    """How far to move quantiles [S, N] after answers of `logs` [N], in FINE parts of a step [S]; by the share of those
+    above, as if there had been at most _AT_ONCE."""
     known = quantiles >= 0
-    above = ((logs > quantiles) & known).sum(axis=1)
-    step = _STEP * np.maximum(4 * _SPEED // (4 + seen), 1)
-    pulled: I64 = step * (100 * above - (100 - percent) * known.sum(axis=1)) // 50
+    above, count = ((logs > quantiles) & known).sum(axis=1), known.sum(axis=1)
+    step = _STEP * np.maximum(4 * _SPEED // (4 + seen), 1) * np.minimum(count, _AT_ONCE)
+    pulled: I64 = step * (100 * above - (100 - percent) * count) // (50 * np.maximum(count, 1))
     return pulled
 
 

@@ -20,10 +20,13 @@ from executor_svc.scheduler_client import SchedulerClient
 from jitney.columns import PolicyColumnUpdates
 from jitney.decision import Decision
 from jitney.errors import Away, InvalidRequest
-from jitney.scheduler_codec import decode_decision, decode_snapshot, encode_decision, encode_snapshot
-from jitney.snapshot import Settings, Snapshot
+from jitney.scheduler_codec import decode_decision, decode_snapshot, digest_of, encode_decision, encode_snapshot
+from jitney.snapshot import PolicyChoice, PolicyTable, Settings, Snapshot
+from scheduler_svc.lengths.trees import LengthTable, Trees, write_table
 from tests.support.scheduler_process import SchedulerProcess
 from tests.support.situations import random_snapshot
+
+STUMP = Trees(1, 0, np.array([0]), np.array([0]), np.array([1, 2]))
 
 
 class Bell:
@@ -192,6 +195,27 @@ def replicas(desk: Desk, *behaviours: Behaviour) -> Iterator[tuple[list[str], li
         yield [address for address, _ in entered], [asked for _, asked in entered]
     finally:
         desk.run(stack.aclose())
+
+
+def test_a_table_goes_along_once_and_again_to_who_lacks_it(desk: Desk) -> None:
+    """Two replicas that take turns: each is sent the table when it says that it has not got it."""
+    content = write_table(LengthTable(STUMP, STUMP))
+    table = PolicyTable("lengths", digest_of(content), content)
+    recorded: list[tuple[int, bytes]] = []
+
+    def record(data: bytes, _: bytes, __: int) -> None:
+        shown = decode_snapshot(data)
+        recorded.append((shown.attempt, shown.policy.tables[0].content))
+
+    with SchedulerProcess() as one, SchedulerProcess() as other:
+        client = desk.client([one.address, other.address], rotate=True, record=record)
+        for step in range(1, 6):
+            choice = PolicyChoice("sjf", tables=(table,))
+            decision = desk.decided(client, Snapshot(incarnation=1, step=step, policy=choice))
+            assert decision.step == step
+        desk.run(client.close())
+    assert recorded == [(0, content), (1, content), (0, b""), (0, b""), (0, b"")]
+    assert client.failovers == 0
 
 
 async def refuses(_: bytes, __: int) -> bytes:
