@@ -38,7 +38,20 @@ def accept(snapshot: Snapshot, policy: Policy) -> None:
     table_of(snapshot.policy)
     _require(snapshot.running, "running", RUNNING_COLUMNS)
     _require(snapshot.waiting, "waiting", COMMON_WAITING_COLUMNS + policy.waiting_columns)
+    _check_own(snapshot)
     _require(snapshot.candidates, "candidates", CANDIDATE_COLUMNS)
+
+
+def _check_own(snapshot: Snapshot) -> None:
+    """The policy's own columns belong to waiting rows."""
+    own, rows = snapshot.waiting_policy, snapshot.waiting.rows
+    if own.rows and (most := int(own.policy_row.max())) >= rows:
+        raise InvalidRequest(
+            f"waiting.policy_row is {most}, there are {rows} waiting rows",
+            field="waiting.policy_row",
+            limit=rows - 1,
+            value=most,
+        )
 
 
 def _require(table: Table, field: str, names: tuple[str, ...]) -> None:
