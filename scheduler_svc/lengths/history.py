@@ -60,7 +60,8 @@ class History:
             bucket = np.minimum((100 * below[:, 1:] < target[:, None]).sum(axis=1), HISTOGRAM_BUCKETS - 1)
             at, after = _at(below, bucket), _at(below, bucket + 1)
             into = BUCKET * (target - 100 * at) // np.maximum(100 * (after - at), 1)
-            found.append(np.where(known, np.where(bucket > 0, BUCKET * (bucket - 1) + into, 0), UNKNOWN))
+            logs = np.maximum(np.where(bucket > 0, BUCKET * (bucket - 1) + into, 0), answered)
+            found.append(np.where(known, logs, UNKNOWN))
         return found
 
 

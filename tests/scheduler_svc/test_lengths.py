@@ -157,7 +157,7 @@ def test_a_learned_table_is_read_as_it_was_written() -> None:
     assert np.array_equal(again.p90.predict(x), _slowly(trees[1], x))
 
 
-def _slowly(trees: Trees, x: np.ndarray) -> list[int]:  # type: ignore[type-arg]
+def _slowly(trees: Trees, x: np.ndarray) -> list[int]:
     found = []
     for row in x.tolist():
         total = trees.start
