@@ -23,6 +23,9 @@ from jitney.snapshot import (
 )
 
 MAX_NAME_CHARS = 256
+MAX_TIME_US = 1 << 61
+"""On the executor's clock: sums of a few times stay inside of int64."""
+MAX_RATE = 10**15
 
 _RUNNING_AT_LEAST = {
     "prompt_tokens": 1,
@@ -62,6 +65,8 @@ def check(snapshot: Snapshot) -> None:
     _check_rows(snapshot.candidates, "candidates", _CANDIDATES_AT_LEAST)
     _check_rows(snapshot.ending, "ending", {"held_blocks": 0})
     _check_running(snapshot.running)
+    for name in ("ending", "candidates", "ended", "tenants", "histograms"):
+        _check_whole(getattr(snapshot, name), name)
     _not_above(snapshot.candidates, "candidates", "unheld_hit_blocks", "device_hit_blocks")
 
 
@@ -85,7 +90,9 @@ def _check_scalars(snapshot: Snapshot) -> None:
             _at_least(f"{tier}.{name}", getattr(room, name), 0)
     for name in type(rates).__slots__:
         _at_least(f"rates.{name}", getattr(rates, name), 0)
+        _at_most(f"rates.{name}", getattr(rates, name), MAX_RATE, "in its unit")
     _at_least("now_us", snapshot.now_us, 0)
+    _at_most("now_us", snapshot.now_us, MAX_TIME_US, "us")
     _at_least("ended.unlisted", snapshot.ended_unlisted, 0)
 
 
@@ -98,6 +105,14 @@ def _check_sizes(snapshot: Snapshot) -> None:
     names = [name for name, _ in snapshot.policy.parameters]
     if names != sorted(set(names)):
         _refuse("policy.parameters", "sorted by name, each name once", ", ".join(names)[:MAX_NAME_CHARS])
+
+
+def _check_whole(table: Table, field: str) -> None:
+    """Every column was sent; only prompt signals may be lacking."""
+    if table.rows:
+        for name, column in vars(table).items():
+            if not len(column) and name != "features":
+                _refuse(f"{field}.{name}", f"the column of {table.rows} rows", "not sent")
 
 
 def _check_rows(table: Table, field: str, least: dict[str, int]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jitney.columns import EndedTable
+from jitney.columns import CandidateTable, EndedTable, TenantTable
 from jitney.errors import InvalidRequest
 from jitney.snapshot import (
     Batching,
@@ -46,7 +46,9 @@ def test_what_can_be_passes() -> None:
         ({"cpu": TierRoom(pin_blocks=-1)}, "cpu.pin_blocks", "-1"),
         ({"ssd": TierRoom(queue_us=-1)}, "ssd.queue_us", "-1"),
         ({"rates": Rates(block_bytes=-1)}, "rates.block_bytes", "-1"),
+        ({"rates": Rates(step_base_ns=10**15 + 1)}, "rates.step_base_ns", str(10**15 + 1)),
         ({"now_us": -1}, "now_us", "-1"),
+        ({"now_us": 2**63 - 1}, "now_us", str(2**63 - 1)),
         ({"ended_unlisted": -1}, "ended.unlisted", "-1"),
         ({"running": running({"prompt_tokens": 0, "computed_tokens": 0})}, "running.prompt_tokens", "0"),
         ({"running": running({"priority": 101})}, "running.priority", "101"),
@@ -68,6 +70,9 @@ def test_what_can_be_passes() -> None:
         ({"candidates": candidates({"id": 1, "unheld_hit_blocks": 1})}, "candidates.unheld_hit_blocks", "1"),
         ({"candidates": candidates(*({"id": n} for n in range(65)))}, "candidates", "65"),
         ({"ended": rows_of(EndedTable, [{"id": n} for n in range(4097)])}, "ended", "4097"),
+        ({"ended": EndedTable(id=np.array([3], np.uint64))}, "ended.tenant", "not sent"),
+        ({"tenants": TenantTable(tenant=np.array([3], np.uint32))}, "tenants.weight", "not sent"),
+        ({"candidates": CandidateTable(id=np.array([1], np.uint64))}, "candidates.device_hit_blocks", "not sent"),
         ({"memory": PolicyMemory("p", 1, b"x" * 65537)}, "memory.content", "65537"),
         ({"executor": "e" * 257}, "executor", "257"),
         ({"policy": PolicyChoice("fcfs", (("b", 1), ("a", 2)))}, "policy.parameters", "b, a"),
