@@ -45,7 +45,7 @@ def test_every_policy_gives_the_same_tokens_and_ends_everything(name: str) -> No
 
 
 def test_tenants_that_both_wait_are_served_alike() -> None:
-    """The bound of the paper, on the loop's own counters: one tenant floods with many requests before the other comes."""
+    """The bound of the paper, on the counters of the loop: one tenant floods before the other comes."""
     sim = Simulation(SETTINGS, pool_blocks=60, policy=under("fair"))
     sim.cache.audits = False
     for i in range(60):
