@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from jitney.cli import common, sampling
-from jitney.client import Client, Completion, Delta, Message, Options, Prompt
+from jitney.client import Answer, Client, Completion, Delta, Message, Options, Prompt
 from jitney.errors import InvalidRequest
 
 
@@ -31,6 +31,7 @@ def generate(
     priority: sampling.Priority = 0,
     tenant: sampling.Tenant = "",
     deadline_ms: sampling.DeadlineMs = None,
+    request_id: Annotated[str, typer.Option("--request-id", help="Id for `jitney explain`; absent: a new one.")] = "",
     stats: Annotated[bool, typer.Option("--stats", help="Times and counts on stderr.")] = False,
     as_json: common.AsJson = False,
     target: common.Target = common.TARGET,
@@ -47,7 +48,8 @@ def generate(
     text = sys.stdin.read() if prompt == "-" else prompt
     with common.client(target, patience, tls_ca) as client:
         asked = _prompt(client, text, system, raw)
-        done = client.generate(asked, options).result() if as_json else _stream(client, asked, options)
+        answer = client.generate(asked, options, request_id=request_id)
+        done = answer.result() if as_json else _stream(answer)
     if as_json:
         print(json.dumps(_plain(done), ensure_ascii=False))
     if stats:
@@ -64,8 +66,8 @@ def _prompt(client: Client, text: str, system: str, raw: bool) -> Prompt:
     return [Message("system", system), Message("user", text)] if system else [Message("user", text)]
 
 
-def _stream(client: Client, prompt: Prompt, options: Options) -> Completion:
-    with client.generate(prompt, options) as answer:
+def _stream(answer: Answer) -> Completion:
+    with answer:
         for event in answer:
             if isinstance(event, Delta):
                 common.emit(event.text)

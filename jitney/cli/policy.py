@@ -16,7 +16,7 @@ app = typer.Typer(no_args_is_help=True, help="The policy that decides.")
 
 @app.command(name="set")
 def set_policy(
-    name: Annotated[str, typer.Argument(help='Name of the policy, e.g. "fcfs".')],
+    name: Annotated[str, typer.Argument(help='E.g. "fcfs"; an unknown name is answered with those known.')],
     parameters: Annotated[list[str] | None, typer.Argument(help="NAME=INTEGER, any number of them.")] = None,
     target: common.Target = common.TARGET,
     patience: common.Patience = common.PATIENCE_S,
@@ -38,7 +38,7 @@ def _parameter(text: str) -> tuple[str, int]:
 
 
 def explain(
-    request_id: Annotated[str, typer.Argument(help="Id of a live request.")],
+    request_id: Annotated[str, typer.Argument(help="Id of a live request: see `jitney generate --request-id`.")],
     as_json: common.AsJson = False,
     target: common.Target = common.TARGET,
     patience: common.Patience = common.PATIENCE_S,

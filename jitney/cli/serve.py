@@ -14,7 +14,7 @@ from rich.progress import Progress as Bar
 
 from jitney.cli.common import notes
 from jitney.cli.model import fetch_with_bar
-from jitney.errors import JitneyError
+from jitney.errors import InvalidRequest, JitneyError
 from jitney.service_process import Progress
 from jitney.serving import config, logs
 from jitney.supervisor import ServeOptions, Supervisor
@@ -30,7 +30,10 @@ def serve(
     port: Annotated[int, typer.Option(min=0, max=65535, help="Of the executor; 0 picks a free one.")] = 50051,
     state_dir: Annotated[
         Path | None,
-        typer.Option(help="Folder of lock and log; one jitney serve each.", show_default="JITNEY_STATE_DIR"),
+        typer.Option(
+            help="Folder of lock and log; one jitney serve each.",
+            show_default="JITNEY_STATE_DIR, else ~/.local/state/jitney",
+        ),
     ] = None,
     grace: Annotated[float, typer.Option(min=0, help="Seconds that running requests get after Ctrl-C.")] = 30.0,
     executor: Annotated[
@@ -41,6 +44,8 @@ def serve(
 ) -> None:
     """Start scheduler, cache and executor; start again what dies; drain and stop on Ctrl-C."""
     console = notes()
+    if model and not Path(model).exists():
+        raise InvalidRequest(f"there is no file or folder {model}", field="model", value=model)
     path = Path(model) if model else fetch_with_bar("default")
     options = ServeOptions(
         state_dir=state_dir or config.state_dir(),

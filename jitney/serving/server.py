@@ -91,7 +91,8 @@ class ServiceServer:
             else:
                 self.port = self.grpc.add_insecure_port(wanted)
         except (RuntimeError, OSError) as error:
-            raise Conflict(f"cannot listen on {wanted}: {error}", field="port", value=wanted) from error
+            said = str(error).partition("; set GRPC_VERBOSITY")[0]
+            raise Conflict(f"cannot listen on {wanted}: {said}", field="port", value=wanted) from error
         await self.grpc.start()
         if self.config.port_file is not None:
             _write_atomically(self.config.port_file, f"{self.port}\n")

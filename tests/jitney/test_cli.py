@@ -44,10 +44,24 @@ def test_generate_streams_the_text_and_nothing_else(executor: ScriptedExecutor, 
 
 def test_generate_passes_its_options_on(executor: ScriptedExecutor, target: str) -> None:
     words = ["-n", "3", "-T", "0.5", "--top-p", "0.5", "--top-k", "4", "--min-p", "0.25", "--seed", "9", "--stop", "x"]
-    words += ["--stop", "y", "--priority", "-3", "--tenant", "me", "--deadline-ms", "5000", "--logprobs", "2"]
+    words += [
+        "--stop",
+        "y",
+        "--priority",
+        "-3",
+        "--tenant",
+        "me",
+        "--deadline-ms",
+        "5000",
+        "--logprobs",
+        "2",
+        "--request-id",
+        "r1",
+    ]
     done = jitney("generate", "-", "--system", "be brief", "--json", *words, "--target", target, stdin="from stdin")
     assert done.exit_code == 0, done.output
     [request] = executor.requests
+    assert request.request_id == "r1"
     assert [message.content for message in request.chat.messages] == ["be brief", "from stdin"]
     assert (request.max_tokens, list(request.stop), request.priority, request.tenant) == (3, ["x", "y"], -3, "me")
     assert (request.sampling.temperature, request.sampling.seed, request.deadline_ms) == (0.5, 9, 5000)
@@ -175,6 +189,7 @@ def test_model_fetch_of_nonsense_is_one_line(tmp_path: Path) -> None:
 
 def test_wrong_words_are_a_usage_error() -> None:
     assert jitney("generate").exit_code == 2
+    assert jitney("serve", "--model", "no/such.gguf").stderr == "jitney: there is no file or folder no/such.gguf\n"
     assert jitney("no-such-command").exit_code == 2
     assert jitney("generate", "x", "--temperature", "hot").exit_code == 2
 
