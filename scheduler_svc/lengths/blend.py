@@ -16,9 +16,17 @@ import numpy as np
 
 from jitney.columns import I64
 from scheduler_svc.lengths.scale import OCTAVE, length_of, log_of
-from scheduler_svc.lengths.signals import FINE, Signals
+from scheduler_svc.lengths.signals import BINS, FEATURES, FINE, Signals
 from scheduler_svc.memory import LENGTHS, Memory
-from scheduler_svc.running import Flags
+
+
+class Source(IntEnum):
+    """Where predictions come from."""
+
+    HISTORY = 0
+    SIGNALS = 1
+    LEARNED = 2
+
 
 VERSION: Final = 1
 UNKNOWN: Final = -1
@@ -32,17 +40,11 @@ _ONE: Final = 1 << 10
 _STEP: Final = OCTAVE * FINE // 64
 _FIRST_SPREAD: Final = 5 * OCTAVE * FINE // 4
 _OFF_MOST: Final = 8 * OCTAVE * FINE
+_PERCENTS: Final = np.array([50] * len(Source) + [90] * len(Source) + [90])
+_LOWEST: Final = np.array([-_OFF_MOST] * len(Source) + [0] * len(Source) + [-_OFF_MOST])
 _AT_ONCE: Final = 4
 _SPEED: Final = 24
 """Corrections are this many times larger for the first answers, and fall to their least over as many."""
-
-
-class Source(IntEnum):
-    """Where predictions come from."""
-
-    HISTORY = 0
-    SIGNALS = 1
-    LEARNED = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,7 @@ class Blend:
     def read(cls, memory: Memory) -> Blend:
         """As the last decision left it."""
         content = memory.get(LENGTHS, VERSION)
-        count = len(cls().signals.weights)
+        count = FEATURES * BINS
         if len(content) != 4 * (4 * len(Source) + 1 + 2 * count):
             return cls()
         kept = np.frombuffer(content, "<i4").astype(np.int64)
@@ -84,58 +86,53 @@ class Blend:
 
     def corrected(self, guess: Guess) -> Guess:
         """Each source's p50 and p90 [S, N], corrected by how far it was off."""
-        known = guess.p50 >= 0
-        p50 = np.where(known, np.maximum(guess.p50 + (self.off50 // FINE)[:, None], 0), UNKNOWN)
-        p90 = np.where(guess.p90 >= 0, guess.p90 + (self.off50 // FINE)[:, None], p50 + (self.spread // FINE)[:, None])
+        known, off50 = guess.p50 >= 0, (self.off50 // FINE)[:, None]
+        p50 = np.where(known, np.maximum(guess.p50 + off50, 0), UNKNOWN)
+        p90 = np.where(guess.p90 >= 0, guess.p90 + off50, p50 + (self.spread // FINE)[:, None])
         return Guess(p50, np.where(known, np.maximum(p90, p50), UNKNOWN))
 
-    def weights(self, known: Flags) -> I64:
-        """Of each source [S, N] where it is `known`; a source that was not tried yet counts as the best."""
-        tried = self.seen > 0
-        if not tried.any():
-            return np.where(known, _ONE, 0)
-        least = max(int(self.errors[tried].min()), CENT)
-        errors = np.where(tried, np.maximum(self.errors, CENT), least)
-        weight, ratio = np.full(len(Source), _ONE, np.int64), least * _ONE // errors
-        for _ in range(SHARPNESS):
-            weight = weight * ratio // _ONE
-        return np.where(known, np.maximum(weight, 1)[:, None], 0)
+    @property
+    def weights(self) -> I64:
+        """Of each source [S]; one that was not tried yet counts as the best."""
+        tried = [max(error, CENT) for error, seen in zip(self.errors.tolist(), self.seen.tolist(), strict=True) if seen]
+        least = min(tried, default=CENT)
+        found = []
+        for error, seen in zip(self.errors.tolist(), self.seen.tolist(), strict=True):
+            ratio = (least << 10) // max(error, CENT) if seen else _ONE
+            found.append(max(ratio**SHARPNESS >> 10 * (SHARPNESS - 1), 1))
+        return np.array(found, np.int64)
 
     def blended(self, corrected: Guess) -> tuple[I64, I64]:
         """p50 and p90 [N], as logarithms; UNKNOWN where no source says anything."""
-        weight = self.weights(corrected.p50 >= 0)
+        weight = np.where(corrected.p50 >= 0, self.weights[:, None], 0)
         total = weight.sum(axis=0)
         at_least = np.maximum(total, 1)
-        p50 = ((weight * corrected.p50).sum(axis=0) + at_least // 2) // at_least
-        p90 = ((weight * corrected.p90).sum(axis=0) + at_least // 2) // at_least + self.off90 // FINE
+        half = at_least >> 1
+        p50 = ((weight * corrected.p50).sum(axis=0) + half) // at_least
+        p90 = ((weight * corrected.p90).sum(axis=0) + half) // at_least + self.off90 // FINE
         return np.where(total > 0, p50, UNKNOWN), np.where(total > 0, np.maximum(p90, p50), UNKNOWN)
 
-    def learn(self, guess: Guess, lengths: I64) -> None:
-        """Answers of `lengths` [N], and what was guessed of them."""
-        logs, corrected = log_of(lengths), self.corrected(guess)
-        _, p90 = self.blended(corrected)
-        self.off90 = int(_limited(self.off90 + _pull(logs, p90[None], 90, self.seen.max(keepdims=True)))[0])
+    def learn(self, corrected: Guess, blended90: I64, lengths: I64) -> None:
+        """Answers of `lengths` [N], and what was predicted of them."""
         known = corrected.p50 >= 0
         count = known.sum(axis=1)
         error = np.minimum(np.abs(length_of(corrected.p50) - lengths), MOST_ERROR_TOKENS)
         missed = np.where(known, error, 0).sum(axis=1) * CENT
         fade = np.maximum(np.minimum(self.seen + count, FADE), np.maximum(count, 1))
         self.errors += (missed - count * self.errors) // fade
-        self.off50 = _limited(self.off50 + _pull(logs, corrected.p50, 50, self.seen))
-        self.spread = np.maximum(_limited(self.spread + _pull(logs, corrected.p90, 90, self.seen)), 0)
+        quantiles = np.concatenate((corrected.p50, corrected.p90, blended90[None]))
+        seen = np.concatenate((self.seen, self.seen, self.seen.max(keepdims=True)))
+        off = np.concatenate((self.off50, self.spread, (self.off90,))) + _pull(log_of(lengths), quantiles, seen)
+        off = np.clip(off, _LOWEST, _OFF_MOST)
+        self.off50, self.spread, self.off90 = off[: len(Source)], off[len(Source) : -1], int(off[-1])
         self.seen = np.minimum(self.seen + count, FADE)
 
 
-def _pull(logs: I64, quantiles: I64, percent: int, seen: I64) -> I64:
-    """How far to move quantiles [S, N] after answers of `logs` [N], in FINE parts of a step [S]; by the share of those
-    above, as if there had been at most _AT_ONCE."""
+def _pull(logs: I64, quantiles: I64, seen: I64) -> I64:
+    """How far to move quantiles [2 S + 1, N] after answers of `logs` [N], in FINE parts of a step [2 S + 1]; by the
+    share of those above, as if there had been at most _AT_ONCE."""
     known = quantiles >= 0
     above, count = ((logs > quantiles) & known).sum(axis=1), known.sum(axis=1)
     step = _STEP * np.maximum(4 * _SPEED // (4 + seen), 1) * np.minimum(count, _AT_ONCE)
-    pulled: I64 = step * (100 * above - (100 - percent) * count) // (50 * np.maximum(count, 1))
+    pulled: I64 = step * (100 * above - (100 - _PERCENTS) * count) // (50 * np.maximum(count, 1))
     return pulled
-
-
-def _limited(off: I64) -> I64:
-    limited: I64 = np.clip(off, -_OFF_MOST, _OFF_MOST)
-    return limited

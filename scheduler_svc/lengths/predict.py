@@ -5,8 +5,8 @@ answered; of waiting ones as the executor's column says it. Signals are the coun
 the table that the operator gave, if there is one. The blend is kept in the policy memory and learns from the requests
 that end while a policy that reads lengths decides.
 
-Predicted anew are running rows and candidates, which the first of the line are among; other waiting requests keep the
-executor's prediction.
+Predicted anew are running rows, if the policy reads their lengths, and candidates, which the first of the line are
+among; other waiting requests keep the executor's prediction.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from jitney.columns import I64, U64, EndedTable, RunningTable
+from jitney.columns import I64, U64, EndedTable, RunningTable, WaitingTable
 from jitney.snapshot import Outcome, PolicyChoice, Snapshot
 from scheduler_svc.lengths.blend import UNKNOWN, Blend, Guess
 from scheduler_svc.lengths.history import History
@@ -30,6 +30,7 @@ TABLE = LENGTHS
 """Name of the policy table that holds the learned model."""
 LEARN_MOST = 512
 """Ended requests of one snapshot that are learned from: the newest."""
+_NOBODY = Snapshot()
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,16 @@ class Asked:
     prompt_tokens: NDArray[np.integer]
     history50: I64
     history90: I64
+
+    @classmethod
+    def joined(cls, *parts: Asked) -> Asked:
+        """One after another."""
+        return cls(
+            np.concatenate([part.features for part in parts]),
+            np.concatenate([part.prompt_tokens for part in parts]),
+            np.concatenate([part.history50 for part in parts]),
+            np.concatenate([part.history90 for part in parts]),
+        )
 
 
 def guess(asked: Asked, signals: Signals, table: LengthTable | None) -> Guess:
@@ -58,78 +69,115 @@ def table_of(choice: PolicyChoice) -> LengthTable | None:
     return next((read_table(table.content) for table in choice.tables if table.name == TABLE), None)
 
 
-def with_lengths(snapshot: Snapshot, memory: Memory, *, wanted: bool) -> Snapshot:
-    """The snapshot with predictions in its columns, after what ended was learned from; as it is, if the policy does not
-    want them."""
+def with_lengths(snapshot: Snapshot, memory: Memory, *, wanted: tuple[str, ...]) -> Snapshot:
+    """The snapshot with predictions in the columns of the `wanted` tables ("running", "waiting"), after what ended was
+    learned from; as it is, if the policy wants none."""
     if not wanted:
         return snapshot
     blend, table = Blend.read(memory), table_of(snapshot.policy)
-    if snapshot.ended.rows:
-        learn(snapshot.ended, blend, table)
+    line = _Line.of(snapshot if "waiting" in wanted else _NOBODY)
+    running = _running(snapshot if "running" in wanted else _NOBODY)
+    waiting, ended = _waiting(snapshot, line), _ended(snapshot.ended)
+    if len(running.answered) + len(line.rows) + len(ended.lengths) == 0:
+        return snapshot
+    corrected = blend.corrected(guess(Asked.joined(running.asked, waiting, ended.asked), blend.signals, table))
+    p50, p90 = blend.blended(corrected)
+    first, second = len(running.asked.features), len(running.asked.features) + len(line.rows)
+    if len(ended.lengths):
+        of_ended = Guess(corrected.p50[:, second:], corrected.p90[:, second:])
+        blend.learn(of_ended, p90[second:], ended.lengths)
+        blend.signals.learn(ended.asked.features, log_of(ended.lengths))
         blend.write(memory)
-    return _candidates(_running(snapshot, blend, table), blend, table)
-
-
-def learn(ended: EndedTable, blend: Blend, table: LengthTable | None) -> None:
-    """From requests that ended by themselves; of history it judges what was predicted on their arrival."""
-    whole = (ended.outcome == Outcome.STOP) | (ended.outcome == Outcome.LENGTH)
-    rows = np.flatnonzero(whole & (ended.generated_tokens > 0))[-LEARN_MOST:]
-    if len(rows) == 0:
-        return
-    lengths = ended.generated_tokens[rows].astype(np.int64)
-    features = _or_zeros(ended.features, ended.rows)[rows]
-    asked = Asked(
-        features,
-        ended.prompt_tokens[rows],
-        _logs(ended.predicted_p50[rows]),
-        np.full(len(rows), UNKNOWN, np.int64),
+    return replace(
+        snapshot,
+        running=running.filled(snapshot, p50[:first], p90[:first]),
+        waiting=line.filled(snapshot, p50[first:second], p90[first:second]),
     )
-    blend.learn(guess(asked, blend.signals, table), lengths)
-    blend.signals.learn(features, log_of(lengths))
 
 
-def _running(snapshot: Snapshot, blend: Blend, table: LengthTable | None) -> Snapshot:
-    rows: RunningTable = snapshot.running
-    if rows.rows == 0:
-        return snapshot
+@dataclass(frozen=True, slots=True)
+class _Running:
+    asked: Asked
+    answered: I64  # logarithms, far below all lengths for none
+
+    def filled(self, snapshot: Snapshot, p50: I64, p90: I64) -> RunningTable:
+        table, lowest = snapshot.running, self.answered + OCTAVE // 4
+        if len(p50) == 0:
+            return table
+        told = _tokens(np.maximum(p50, lowest), np.maximum(p90, lowest), table.max_new_tokens)
+        return replace(table, predicted_p50=told[0], predicted_p90=told[1])
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    asked: Asked
+    lengths: I64
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """Candidates: `rows` of the waiting table, and which rows of the candidates' table they are."""
+
+    rows: I64
+    places: I64
+
+    @classmethod
+    def of(cls, snapshot: Snapshot) -> _Line:
+        rows = rows_with(snapshot.waiting.id, snapshot.candidates.id)
+        places = np.flatnonzero(rows >= 0)
+        return cls(rows[places], places)
+
+    def filled(self, snapshot: Snapshot, p50: I64, p90: I64) -> WaitingTable:
+        waiting, rows = snapshot.waiting, self.rows
+        if len(rows) == 0:
+            return waiting
+        most = waiting.new_tokens[rows]
+        if len(waiting.generated_tokens):
+            most = most + waiting.generated_tokens[rows]
+        filled = []
+        for column, told in zip(_columns(waiting), _tokens(p50, p90, most), strict=True):
+            new = column.copy() if len(column) else np.full(waiting.rows, UNKNOWN, np.int32)
+            new[rows] = told
+            filled.append(new)
+        return replace(waiting, predicted_p50=filled[0], predicted_p90=filled[1])
+
+
+def _running(snapshot: Snapshot) -> _Running:
+    """What history says beyond what each row has answered; the executor's columns where it has no histogram."""
+    table = snapshot.running
+    if table.rows == 0:
+        none = np.empty(0, np.int64)
+        return _Running(Asked(table.features, table.prompt_tokens, none, none), none)
+    answered = np.where(table.generated_tokens > 0, log_of(table.generated_tokens), UNKNOWN)
     history = History.of(snapshot.histograms)
-    answered = np.where(rows.generated_tokens > 0, log_of(rows.generated_tokens), UNKNOWN)
-    places = history.rows(_or_zeros(rows.tenant, rows.rows), _or_zeros(rows.endpoint, rows.rows))
-    p50, p90 = history.quantiles(places, answered, (50, 90))
-    told = [_logs(column) if len(column) else np.full(rows.rows, UNKNOWN) for column in _columns(rows)]
+    places = history.rows(_or_zeros(table.tenant, table.rows), _or_zeros(table.endpoint, table.rows))
+    known50, known90 = history.quantiles(places, answered, (50, 90))
+    told50, told90 = (_logs(_or_unknown(column, table.rows)) for column in _columns(table))
     asked = Asked(
-        _or_zeros(rows.features, rows.rows),
-        rows.prompt_tokens,
-        np.where(p50 >= 0, p50, told[0]),
-        np.where(p50 >= 0, p90, told[1]),
+        _or_zeros(table.features, table.rows),
+        table.prompt_tokens,
+        np.where(known50 >= 0, known50, told50),
+        np.where(known50 >= 0, known90, told90),
     )
-    corrected = blend.corrected(guess(asked, blend.signals, table))
-    beyond = np.where(answered >= 0, answered + OCTAVE // 4, 0)
-    corrected = Guess(*(np.where(c >= 0, np.maximum(c, beyond), UNKNOWN) for c in (corrected.p50, corrected.p90)))
-    new50, new90 = _tokens(*blend.blended(corrected), rows.max_new_tokens)
-    return replace(snapshot, running=replace(rows, predicted_p50=new50, predicted_p90=new90))
+    return _Running(asked, np.where(answered >= 0, answered, -OCTAVE))
 
 
-def _candidates(snapshot: Snapshot, blend: Blend, table: LengthTable | None) -> Snapshot:
+def _waiting(snapshot: Snapshot, line: _Line) -> Asked:
     candidates, waiting = snapshot.candidates, snapshot.waiting
-    if candidates.rows == 0 or waiting.rows == 0:
-        return snapshot
-    places = rows_with(waiting.id, candidates.id)
-    rows, shown = places[places >= 0], places >= 0
-    old50, old90 = (np.full(waiting.rows, UNKNOWN, np.int32) if not len(c) else c for c in _columns(waiting))
-    asked = Asked(
-        _or_zeros(candidates.features, candidates.rows)[shown],
-        waiting.tokens[rows],
-        _logs(old50[rows]),
-        _logs(old90[rows]),
+    told50, told90 = (_logs(c[line.rows]) if len(c) else np.full(len(line.rows), UNKNOWN) for c in _columns(waiting))
+    return Asked(
+        _or_zeros(candidates.features, candidates.rows)[line.places], waiting.tokens[line.rows], told50, told90
     )
-    most = waiting.new_tokens[rows]
-    if len(waiting.generated_tokens):
-        most = most + waiting.generated_tokens[rows]
-    new50, new90 = old50.copy(), old90.copy()
-    blended = blend.blended(blend.corrected(guess(asked, blend.signals, table)))
-    new50[rows], new90[rows] = _tokens(*blended, most)
-    return replace(snapshot, waiting=replace(waiting, predicted_p50=new50, predicted_p90=new90))
+
+
+def _ended(table: EndedTable) -> _Ended:
+    """Requests that ended by themselves, the newest; of history what was predicted on their arrival."""
+    whole = (table.outcome == Outcome.STOP) | (table.outcome == Outcome.LENGTH)
+    rows = np.flatnonzero(whole & (table.generated_tokens > 0))[-LEARN_MOST:]
+    features = _or_zeros(table.features, table.rows)[rows]
+    none = np.full(len(rows), UNKNOWN)
+    asked = Asked(features, table.prompt_tokens[rows], _logs(table.predicted_p50[rows]), none)
+    return _Ended(asked, table.generated_tokens[rows].astype(np.int64))
 
 
 def _columns(table: object) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
@@ -145,6 +193,10 @@ def _tokens(p50: I64, p90: I64, most: NDArray[np.integer]) -> tuple[NDArray[np.i
     found = (np.where(logs >= 0, np.minimum(length_of(logs), most), UNKNOWN).astype(np.int32) for logs in (p50, p90))
     low, high = found
     return low, high
+
+
+def _or_unknown(column: NDArray[np.int32], rows: int) -> NDArray[np.int32]:
+    return column if len(column) == rows else np.full(rows, UNKNOWN, np.int32)
 
 
 def _or_zeros(column: NDArray[np.unsignedinteger], rows: int) -> NDArray[np.unsignedinteger]:

@@ -61,8 +61,9 @@ class Policy(ABC):
     parameters: ClassVar[tuple[Parameter, ...]] = ()
     waiting_columns: ClassVar[tuple[str, ...]] = ()
     """What it reads of the waiting table beside id and the common columns; at most 40 bytes a row in all."""
-    reads_lengths: ClassVar[bool] = False
-    """Whether it reads predicted lengths: it is shown blended ones (`scheduler_svc.lengths`)."""
+    reads_lengths: ClassVar[tuple[str, ...]] = ()
+    """Tables ("running", "waiting") in which it reads predicted lengths: there it is shown blended ones (see
+    `scheduler_svc.lengths`), elsewhere those of the executor."""
     memory_version: ClassVar[int] = 1
     """Of the bytes that it remembers: of another version, they count as absent."""
 

@@ -37,7 +37,7 @@ class Deadline(Policy):
         Parameter("best_effort_ms", "When a request without a deadline counts as due", 1, 3_600_000, 30_000),
         Parameter("output_tokens", "Length of an answer, for a waiting request's deadline", 1, 1 << 20, 64),
     )
-    reads_lengths: ClassVar[bool] = True
+    reads_lengths: ClassVar[tuple[str, ...]] = ("running",)
     waiting_columns: ClassVar[tuple[str, ...]] = ("ttft_deadline_us", "deadline_us")
 
     def rank(self, snapshot: Snapshot, memory: bytes) -> Ranking:

@@ -27,7 +27,7 @@ class Sjf(Policy):
         Parameter("aging_us_per_token", "Waiting that makes up for one token more; 0: by arrival", 0, 10**7, 50_000),
         Parameter("unknown_tokens", "Predicted length where nothing is known", 1, 1 << 20, 256),
     )
-    reads_lengths: ClassVar[bool] = True
+    reads_lengths: ClassVar[tuple[str, ...]] = ("waiting",)
     waiting_columns: ClassVar[tuple[str, ...]] = ("arrival_us", "predicted_p50", "generated_tokens")
 
     def rank(self, snapshot: Snapshot, memory: bytes) -> Ranking:

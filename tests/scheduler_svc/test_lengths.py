@@ -19,7 +19,7 @@ from scheduler_svc.decide import decide
 from scheduler_svc.lengths import with_lengths
 from scheduler_svc.lengths.blend import Blend, Guess, Source
 from scheduler_svc.lengths.history import History
-from scheduler_svc.lengths.predict import Asked, guess, learn
+from scheduler_svc.lengths.predict import Asked, guess
 from scheduler_svc.lengths.scale import MAX_LOG, OCTAVE, length_of, log_of
 from scheduler_svc.lengths.signals import Signals
 from scheduler_svc.lengths.trees import INPUTS, LengthTable, Trees, inputs_of, read_table, write_table
@@ -113,7 +113,8 @@ def test_the_blend_is_no_worse_than_the_best_and_its_p90_holds() -> None:
             errors["signals"].append(abs(int(length_of(said.p50[Source.SIGNALS])[0]) - length))
             errors["blend"].append(abs(p50 - length))
             within.append(length <= p90)
-        learn(ended([(features, length, 90)]), blend, None)
+        blend.learn(said, blend.blended(said)[1], np.array([length]))
+        blend.signals.learn(asked.features, log_of(np.array([length])))
     mean = {name: sum(found) / len(found) for name, found in errors.items()}
     assert mean["blend"] <= 1.02 * min(mean["history"], mean["signals"]) < mean["history"]
     assert 0.85 <= sum(within) / len(within) <= 0.95
@@ -126,12 +127,10 @@ TOKENS = st.integers(-1, 2**31 - 1)
 def test_whatever_ended_it_is_learned_from_within_bounds(rows: list[tuple[int, int, int]]) -> None:
     memory = Memory()
     for _ in range(3):
-        blend = Blend.read(memory)
-        learn(ended(rows), blend, None)
-        blend.write(memory)
-    again = Blend.read(memory)
+        with_lengths(snapshot(ended=ended(rows)), memory, wanted=("waiting",))
+    blend = Blend.read(memory)
     assert len(memory.write("sjf").content) < 2048
-    p50, p90 = again.blended(again.corrected(Guess(np.array([[300], [200], [-1]]), np.array([[-1], [-1], [-1]]))))
+    p50, p90 = blend.blended(blend.corrected(Guess(np.array([[300], [200], [-1]]), np.array([[-1], [-1], [-1]]))))
     assert 0 <= p50[0] <= p90[0]
 
 
@@ -190,17 +189,17 @@ def test_predictions_stand_in_the_columns() -> None:
         waiting=waiting(*({"new_tokens": 4000, "predicted_p50": 99} for _ in range(3))),
         candidates=candidates({"id": 103, "features": brief}, {"id": 102, "features": long}, {"id": 999}),
     )
-    after = with_lengths(before, Memory(), wanted=True)
+    after = with_lengths(before, Memory(), wanted=("running", "waiting"))
     assert after.waiting.predicted_p50[0] == 99  # not a candidate: as the executor said
     assert after.waiting.predicted_p50[2] < after.waiting.predicted_p50[1]
     assert (after.waiting.predicted_p90[1:] >= after.waiting.predicted_p50[1:]).all()
     assert after.running.predicted_p50[0] > 90 and after.running.predicted_p50[1] == 5
-    assert with_lengths(before, Memory(), wanted=False) is before
+    assert with_lengths(before, Memory(), wanted=()) is before
 
 
 def test_a_row_past_its_prediction_is_predicted_longer() -> None:
     rows = running(*({"generated_tokens": n, "max_new_tokens": 4000, "predicted_p50": 50} for n in (1, 100, 1000)))
-    after = with_lengths(snapshot(running=rows), Memory(), wanted=True)
+    after = with_lengths(snapshot(running=rows), Memory(), wanted=("running", "waiting"))
     assert (after.running.predicted_p50[1:] > rows.generated_tokens[1:]).all()
 
 
@@ -225,5 +224,5 @@ def test_the_learned_table_takes_over_when_it_is_right() -> None:
             policy=PolicyChoice("sjf", tables=(known,)), memory=memory, ended=ended([(0, 64, 500)] * 20), **looked
         )
         memory = decide(told).memory
-    after = with_lengths(told, Memory.read(memory), wanted=True)
+    after = with_lengths(told, Memory.read(memory), wanted=("running", "waiting"))
     assert 55 <= int(after.waiting.predicted_p50[0]) <= 75
