@@ -108,7 +108,7 @@ def test_feasible_work_takes_the_place_of_hopeless_work() -> None:
 
 
 def test_it_is_woken_when_something_becomes_hopeless() -> None:
-    full = {"settings": Settings(max_rows=1), "running": running({})}
+    full: dict[str, Any] = {"settings": Settings(max_rows=1), "running": running({})}
     line = waiting({"tokens": 100, "ttft_deadline_us": 1_500_000}, {"deadline_us": 9_000_000})
     assert decided(waiting=line, **full).wake_at_us == 1_500_000 - 15_000 + 1
     assert decided(waiting=waiting({}), **full).wake_at_us == 0
@@ -116,7 +116,7 @@ def test_it_is_woken_when_something_becomes_hopeless() -> None:
 
 def test_without_a_deadline_a_request_is_due_a_while_after_its_arrival() -> None:
     """The waiting table tells no arrivals under this policy: marks in its memory do."""
-    full = {"settings": Settings(max_rows=1, max_step_tokens=64), "running": running({})}
+    full: dict[str, Any] = {"settings": Settings(max_rows=1, max_step_tokens=64), "running": running({})}
     first = decided({"best_effort_ms": 1_000}, waiting=waiting({}), **full)
     line = waiting({}, {"deadline_us": 2_100_000, "new_tokens": 2}, {"deadline_us": 1_990_000, "new_tokens": 2})
     then = {"now_us": 1_900_000, "memory": first.memory, "waiting": line, **full}
