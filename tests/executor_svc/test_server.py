@@ -15,6 +15,7 @@ from typing import Any
 
 import grpc
 import grpc.aio
+import numpy as np
 import pytest
 
 from executor_svc.tokenizer import Tokenizer, load_tokenizer
@@ -23,9 +24,12 @@ from jitney.client.types import Options
 from jitney.errors import Aborted, Conflict, Duplicate, Expired, InvalidRequest, JitneyError, Missing, TooLarge
 from jitney.executor.v1 import executor_pb2 as pb
 from jitney.executor.v1 import executor_pb2_grpc
+from jitney.scheduler.v1 import scheduler_pb2
+from jitney.scheduler_codec import digest_of
 from jitney.serving.channels import channel
 from jitney.serving.status import from_rpc_error
 from jitney.supervisor import ServeOptions, Supervisor
+from scheduler_svc.lengths.trees import LengthTable, Trees, write_table
 from tests.support.tiny_llama import IM_END, make_tiny_llama
 
 CONTEXT, BLOCK, POOL, ROWS = 512, 16, 96, 4
@@ -531,6 +535,8 @@ def test_a_resume_takes_over_a_live_stream(services: Supervisor) -> None:
         got = await Collected().read(live, tokens=5)
         foreign = resume_of(long(99, request_id="moved"), got)
         assert isinstance(await refusal(stub.GenerateOnce(foreign)), InvalidRequest)  # another prompt's digest
+        for others in (long(request_id="moved", tenant="other"), long(request_id="moved", salt="other")):
+            assert isinstance(await refusal(stub.GenerateOnce(resume_of(others, got))), Duplicate)
         live.cancel()
 
     run(services, test)
@@ -613,13 +619,32 @@ def test_status_and_explain(services: Supervisor) -> None:
 
 def test_a_policy_is_tried_before_it_is_set(services: Supervisor) -> None:
     async def test(stub: Any) -> None:
-        from jitney.scheduler.v1 import scheduler_pb2
-
         for name in ("", "no such policy"):
             policy = scheduler_pb2.PolicyChoice(name=name)
             assert isinstance(await refusal(stub.SetPolicy(pb.SetPolicyRequest(policy=policy))), InvalidRequest)
         answer = await stub.SetPolicy(pb.SetPolicyRequest(policy=scheduler_pb2.PolicyChoice(name="fcfs")))
         assert answer.from_step > 0
         assert (await whole(stub, long(max_tokens=10))).error is None
+
+    run(services, test)
+
+
+def test_a_learned_table_stays_when_the_policy_changes(services: Supervisor) -> None:
+    async def test(stub: Any) -> None:
+        stump = Trees(1, 0, np.array([0]), np.array([0]), np.array([1, 2]))
+        content = write_table(LengthTable(stump, stump))
+        wrong = scheduler_pb2.PolicyTable(name="lengths", digest=digest_of(b"x"), content=b"x")
+        table = scheduler_pb2.PolicyTable(name="lengths", digest=digest_of(content), content=content)
+        for tables in ([wrong], [table], []):
+            policy = scheduler_pb2.PolicyChoice(name="sjf", tables=tables)
+            call = stub.SetPolicy(pb.SetPolicyRequest(policy=policy))
+            if tables == [wrong]:
+                assert isinstance(await refusal(call), InvalidRequest)
+            else:
+                await call
+                assert (await whole(stub, long(max_tokens=10))).error is None
+        (kept,) = (await stub.GetStatus(pb.GetStatusRequest())).policy.tables
+        assert kept.digest == table.digest and not kept.content
+        await stub.SetPolicy(pb.SetPolicyRequest(policy=scheduler_pb2.PolicyChoice(name="fcfs")))
 
     run(services, test)

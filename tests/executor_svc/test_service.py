@@ -13,9 +13,11 @@ from executor_svc.config import ExecutorConfig
 from executor_svc.limits import Limits
 from executor_svc.service import load_model
 from jitney.errors import JitneyError
+from jitney.presets import PRESETS
+from jitney.scheduler_codec import digest_of
 from jitney.service_process import ServiceProcess
 from jitney.serving.config import ConfigError, load
-from jitney.snapshot import PolicyChoice
+from jitney.snapshot import Batching, HorizonKind, PolicyChoice
 from tests.support.processes import wait_until
 from tests.support.tiny_llama import make_tiny_llama
 
@@ -50,9 +52,39 @@ def test_settings_reach_their_places() -> None:
     assert config.cached_price_ppm == 500_000
 
 
+def test_how_rows_board_and_how_long_a_decision_holds() -> None:
+    assert configured().settings(100).batching is Batching.CONTINUOUS
+    config = configured(
+        "--batching=static_padded", "--horizon=until_event", "--horizon-steps=5", "--target-tpot-ms=2.5"
+    )
+    settings = config.settings(100)
+    assert (settings.batching, settings.horizon_kind) == (Batching.STATIC_PADDED, HorizonKind.UNTIL_EVENT)
+    assert (settings.horizon_steps, settings.target_tpot_us) == (5, 2500)
+
+
+def test_a_preset_goes_for_what_is_left_at_its_default() -> None:
+    for name, values in PRESETS.items():
+        config = configured(f"--preset={name}")
+        assert {key: getattr(config, key) for key in values} == values
+    config = configured("--preset=interactive", "--max-rows=20", "--target-tpot-ms=70")
+    assert (config.max_rows, config.target_tpot_ms, config.max_step_tokens) == (20, 70, 128)
+    with pytest.raises(ConfigError) as error:
+        configured("--preset=batch", "--max-step-tokens=100")
+    assert (error.value.field, error.value.limit, error.value.value) == ("max_rows", "100", "256")
+
+
+def test_a_learned_table_goes_with_the_policy(tmp_path: Path) -> None:
+    path = tmp_path / "table"
+    path.write_bytes(b"integers")
+    (table,) = configured(f"--length-table={path}").policy_choice().tables
+    assert (table.name, table.content, table.digest) == ("lengths", b"integers", digest_of(b"integers"))
+
+
 @pytest.mark.parametrize(
     "argument, field",
     [
+        ("--preset=fast", "--preset"),
+        ("--length-table=/nowhere/table", "length_table"),
         ("--max-rows=0", "max_rows"),
         ("--max-rows=257", "max_rows"),  # more rows than tokens
         ("--name=", "name"),
