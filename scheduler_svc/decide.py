@@ -6,11 +6,14 @@ A step has no phases: every row has tokens computed and tokens wanted, and a ste
     2. Deal tokens: one to each decode, then chunks of several prefills, long prompts at most half of the rest.
     3. Deal blocks to the rows that grow. If there are too few, preempt those whose leaving frees enough at least
        cost; a row that still gets none sits out. In such a step nobody boards.
-    4. Keep blocks for what runs: about to grow, at its preemption bound, joined to a prefix, configured.
+    4. Keep blocks for what runs: about to grow within the horizon, at its preemption bound, joined to a prefix,
+       configured.
     5. Board waiting requests in the policy's order, by the whole prompt, until one does not fit; where it outranks
        running rows, or where it pays, these make room for it. Tenants at their quota hold up nobody.
+       In static mode: a whole batch, once nothing runs, or nobody.
     6. What is left of the tokens goes to the chunks that could be larger.
-    7. Name the next requests to look up, whom to preempt should decisions stop coming, and why each one waits.
+    7. Name substitutes for rows that may end within the horizon, if rows are what is short.
+    8. Name the next requests to look up, whom to preempt should decisions stop coming, and why each one waits.
 
 Equal snapshots give equal decisions on any machine: integers, arrays and stable sorts only.
 """
