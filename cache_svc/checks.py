@@ -9,6 +9,9 @@ from jitney.block_ops import Batch, Block, DeclaredBlock, RequestId
 from jitney.errors import InvalidRequest
 from jitney.keys import KEY_BYTES, Key
 
+MAX_GENERATION = 1 << 31
+"""Of a declared block; later ones have room above it, a handle has 32 bits for it."""
+
 
 def check(batch: Batch, total: int, block_tokens: int) -> None:
     """Raises InvalidRequest if a block lies outside the pool, a length is wrong, a request is 0, a chain names a key
@@ -51,6 +54,14 @@ def check_declared(declared: Sequence[DeclaredBlock], total: int, block_tokens: 
     """Raises InvalidRequest if a block is declared twice, outside the pool, or without what its state needs."""
     _blocks([block.block for block in declared], total, "blocks.block")
     _once([block.block & ID_MASK for block in declared], "blocks.block")
+    for block in declared:
+        if not 1 <= (generation := block.block >> 32) <= MAX_GENERATION:
+            raise InvalidRequest(
+                f"a block is declared in generation {generation}, must be 1 to {MAX_GENERATION}",
+                field="blocks.block",
+                limit=MAX_GENERATION,
+                value=generation,
+            )
     for block in declared:
         for request in (*block.holders, *block.joiners):
             _request(request, "blocks.holders")

@@ -16,10 +16,12 @@ from cache_svc.blocks import BlockTable
 from cache_svc.ledger import Ledger
 from cache_svc.redeclare import restored
 from jitney.block_ops import Batch, BatchAnswer, DeclaredBlock, Opened
-from jitney.errors import Conflict, InvalidRequest, Missing
+from jitney.errors import Conflict, InvalidRequest, Missing, TooLarge
 
 ANSWERS_KEPT = 8
 MAX_BLOCKS = 1 << 20
+MAX_BLOCKS_IN_ALL = 1 << 22
+"""Of all pools together: their metadata is some 140 bytes a block."""
 MAX_NAME_BYTES = 256
 
 
@@ -58,23 +60,27 @@ class Session:
         self.redeclaring = redeclares
         self.ledger = Ledger(BlockTable(pool.blocks), pool.block_tokens)
         self.op_seq = 0
-        self._answers: deque[BatchAnswer] = deque(maxlen=ANSWERS_KEPT)
+        self._answered: deque[tuple[Batch, BatchAnswer]] = deque(maxlen=ANSWERS_KEPT)
 
     def apply(self, batch: Batch) -> BatchAnswer:
         """The answer to the next batch, or the first answer to a repeated one.
 
-        Conflict for a gap, for a repeat whose answer is gone, and before the declaration is complete; InvalidRequest
-        for a malformed batch, whose number is still the next one then.
+        Conflict for a gap, for a repeat whose answer is gone or that says something else than the first time (two
+        send under one name: the true one opens again and declares), and before the declaration is complete;
+        InvalidRequest for a malformed batch, whose number is still the next one then.
         """
         if self.redeclaring:
             raise Conflict("the declaration of this epoch is not complete", field="redeclare")
         if batch.op_seq == self.op_seq + 1:
             answer = self.ledger.apply(batch)
             self.op_seq = batch.op_seq
-            self._answers.append(answer)
+            self._answered.append((batch, answer))
             return answer
-        for answer in self._answers:
-            if answer.op_seq == batch.op_seq:
+        for first, answer in self._answered:
+            if first.op_seq == batch.op_seq:
+                if first != batch:
+                    what = f"batch {batch.op_seq} is not the one that was answered under this number"
+                    raise Conflict(what, field="op_seq", limit="the same batch", value=batch.op_seq)
                 return answer
         raise Conflict(
             f"batch {batch.op_seq} is neither the next one, {self.op_seq + 1}, nor one of the last {ANSWERS_KEPT}",
@@ -99,7 +105,10 @@ class Epochs:
         self.sessions: dict[str, Session] = {}
 
     def open(self, pool: DevicePool, *, redeclares: bool) -> Opened:
-        """Begins an epoch; what the name had on its device before is forgotten. Conflict for a lower incarnation."""
+        """Begins an epoch; what the name had on its device before is forgotten.
+
+        Conflict for a lower incarnation, TooLarge if all pools together would have too many blocks.
+        """
         known = self.sessions.get(pool.executor)
         if known is not None and known.pool.incarnation > pool.incarnation:
             raise Conflict(
@@ -107,6 +116,14 @@ class Epochs:
                 field="incarnation",
                 limit=known.pool.incarnation,
                 value=pool.incarnation,
+            )
+        others = sum(session.pool.blocks for name, session in self.sessions.items() if name != pool.executor)
+        if (blocks := others + pool.blocks) > MAX_BLOCKS_IN_ALL:
+            raise TooLarge(
+                f"all pools together would have {blocks} blocks, the limit is {MAX_BLOCKS_IN_ALL}",
+                field="blocks",
+                limit=MAX_BLOCKS_IN_ALL,
+                value=blocks,
             )
         epoch = 1 if known is None else known.epoch + 1
         self.sessions[pool.executor] = Session(pool, epoch, redeclares=redeclares)

@@ -63,6 +63,9 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
         async for message in requests:
             session = self._session(message)
             declared.extend(message.blocks)
+            if (count := len(declared)) > (most := session.pool.blocks):
+                what = f"{count} blocks are declared of a pool of {most}"
+                raise InvalidRequest(what, field="blocks", limit=most, value=count)
             if message.complete:
                 session.redeclare(decode_declared(declared))
                 self._log.info("redeclared", executor=message.executor, epoch=message.epoch, blocks=len(declared))

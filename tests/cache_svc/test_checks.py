@@ -88,6 +88,8 @@ DECLARED = DeclaredBlock(
         ("blocks.token_ids", [replace(DECLARED, token_ids=b"")]),
         ("blocks.holders", [replace(DECLARED, state=BlockState.WRITING, holders=[])]),
         ("blocks.holders", [replace(DECLARED, holders=[NOBODY])]),
+        ("blocks.block", [DeclaredBlock(Block(1), BlockState.GRANTED)]),
+        ("blocks.block", [DeclaredBlock(Block((1 << 64) - 3), BlockState.GRANTED)]),
     ],
 )
 def test_a_declaration_that_cannot_be_true(field: str, declared: list[DeclaredBlock]) -> None:

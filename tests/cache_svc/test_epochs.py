@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from cache_svc.epochs import ANSWERS_KEPT, DevicePool, Epochs
+from cache_svc.epochs import ANSWERS_KEPT, MAX_BLOCKS, DevicePool, Epochs
 from jitney.block_ops import Acquire, Batch, BlockState, DeclaredBlock, RequestId, handle
-from jitney.errors import Conflict, InvalidRequest, Missing
+from jitney.errors import Conflict, InvalidRequest, Missing, TooLarge
 from jitney.keys import Key
 
 BOOT = b"b" * 16
@@ -34,6 +34,17 @@ def test_names_do_not_fence_each_other() -> None:
     epochs.open(POOL, redeclares=False)
     epochs.open(replace(POOL, executor="executor-1", incarnation=99), redeclares=False)
     assert epochs.session("executor-0", 1, BOOT).apply(Batch(1)).op_seq == 1
+
+
+def test_all_pools_together_have_a_limit() -> None:
+    epochs = Epochs(BOOT)
+    for number in range(4):
+        epochs.open(replace(POOL, executor=f"executor-{number}", blocks=MAX_BLOCKS), redeclares=False)
+    with pytest.raises(TooLarge) as full:
+        epochs.open(replace(POOL, executor="one-more"), redeclares=False)
+    assert (full.value.field, full.value.value) == ("blocks", str(4 * MAX_BLOCKS + 8))
+    epochs.open(replace(POOL, executor="executor-3"), redeclares=False)
+    epochs.open(replace(POOL, executor="one-more"), redeclares=False)
 
 
 def test_opening_again_begins_anew() -> None:
@@ -73,6 +84,17 @@ def test_a_repeat_gets_the_first_answer_and_a_gap_is_refused() -> None:
     with pytest.raises(Conflict):
         session.apply(Batch(1))
     assert session.apply(Batch(2)).op_seq == 2
+
+
+def test_a_repeat_that_says_something_else_is_refused() -> None:
+    """Somebody else has used the number: an answer to other operations would leave blocks that nobody knows of."""
+    epochs = Epochs(BOOT)
+    epochs.open(POOL, redeclares=False)
+    session = epochs.session("executor-0", 1, BOOT)
+    session.apply(Batch(1, grant=8))
+    with pytest.raises(Conflict) as other:
+        session.apply(Batch(1, grant=2))
+    assert (other.value.field, other.value.value) == ("op_seq", "1")
 
 
 def test_a_malformed_batch_does_not_use_up_its_number() -> None:

@@ -191,6 +191,9 @@ def test_redeclare_over_the_wire(client: Client) -> None:
     declared = [DeclaredBlock(handle(number, 7), BlockState.WRITING, holders=[A]) for number in range(4)]
     with pytest.raises(InvalidRequest):
         client.redeclare(pb.Declaration(blocks=encode_declared(declared)))
+    with pytest.raises(InvalidRequest) as endless:
+        client.redeclare(*(pb.Declaration(blocks=encode_declared(declared)) for _ in range(100)))
+    assert (endless.value.field, endless.value.limit, endless.value.value) == ("blocks", "16", "20")
     answer = client.redeclare(
         pb.Declaration(blocks=encode_declared(declared[:2])),
         pb.Declaration(blocks=encode_declared(declared[2:]), complete=True),
