@@ -2,8 +2,9 @@
 
 The gate turns new calls away once it is closed, knows the calls that run, and can end them with a typed error. A
 JitneyError that a handler raises becomes its status; anything else becomes INTERNAL with an id that the log has too,
-never a traceback. Bidirectional streams are *sessions* between services: they hold no work of a client, and end as
-soon as the gate closes; everything else is work, and goes on.
+never a traceback; bytes that are no message of the method are an InvalidRequest. Bidirectional streams are *sessions*
+between services: they hold no work of a client, and end as soon as the gate closes; everything else is work, and goes
+on.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from typing import Any, Final
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 
-from jitney.errors import Away, JitneyError
+from jitney.errors import Away, InvalidRequest, JitneyError
 from jitney.serving import logs, status, tracing
 
 Handler = Callable[[Any, Any], Any]
@@ -145,7 +147,7 @@ def _wrap(handler: Any, around: Callable[[Any], contextlib.AbstractAsyncContextM
 
         async def stream(request: Any, context: Any) -> None:
             async with around(context):
-                answers = inner(request, context)
+                answers = inner(_sound(request), context)
                 if inspect.isawaitable(answers):
                     await answers
                     return
@@ -159,7 +161,7 @@ def _wrap(handler: Any, around: Callable[[Any], contextlib.AbstractAsyncContextM
 
         async def unary(request: Any, context: Any) -> Any:
             async with around(context):
-                return await inner(request, context)
+                return await inner(_sound(request), context)
 
         wrapped = unary
 
@@ -171,9 +173,37 @@ def _wrap(handler: Any, around: Callable[[Any], contextlib.AbstractAsyncContextM
     }[handler.request_streaming, handler.response_streaming]
     return make(
         wrapped,
-        request_deserializer=handler.request_deserializer,
+        request_deserializer=_deserializer(handler.request_deserializer),
         response_serializer=handler.response_serializer,
     )
+
+
+def _deserializer(inner: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
+    """As `inner`, but what cannot be read is handed on as the error that it deserves: raised there, it would end the
+    call with a status of no type."""
+    if inner is None:
+        return None
+
+    def read(data: bytes) -> Any:
+        try:
+            return inner(data)
+        except DecodeError:
+            size = len(data)
+            return InvalidRequest(f"{size} bytes came that are no message of this call", field="message", value=size)
+
+    return read
+
+
+def _sound(request: Any) -> Any:
+    """The message, or the stream of messages; raises the error that stands in the place of one."""
+    if isinstance(request, InvalidRequest):
+        raise request
+    return _sound_ones(request) if isinstance(request, AsyncIterator) else request
+
+
+async def _sound_ones(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    async for request in requests:
+        yield _sound(request)
 
 
 def draining() -> Away:

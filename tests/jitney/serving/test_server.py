@@ -94,6 +94,19 @@ def test_typed_errors_and_bugs(tmp_path: Path) -> None:
     with_tiny(tmp_path, body)
 
 
+def test_bytes_that_are_no_message_are_a_typed_error(tmp_path: Path) -> None:
+    async def body(_: Any, process: ServiceProcess) -> None:
+        async with channels.channel(process.target) as link:
+            abort = link.unary_unary("/jitney.executor.v1.Executor/Abort")
+            stream = link.unary_stream("/jitney.executor.v1.Executor/Generate")
+            for call in (abort(b"\xff" * 9), stream(b"\xff" * 9)):
+                error = await failure(call)
+                assert (type(error), error.field, error.value) == (errors.InvalidRequest, "message", "9")
+        assert not [record for record in process.said() if record["level"] == "error"]
+
+    with_tiny(tmp_path, body)
+
+
 def test_a_message_over_the_limit_is_refused_by_its_size(tmp_path: Path) -> None:
     async def body(stub: Any, process: ServiceProcess) -> None:
         big = pb.GenerateRequest(text="x" * 200_000, max_tokens=1)
