@@ -97,8 +97,8 @@ def test_typed_errors_and_bugs(tmp_path: Path) -> None:
 def test_bytes_that_are_no_message_are_a_typed_error(tmp_path: Path) -> None:
     async def body(_: Any, process: ServiceProcess) -> None:
         async with channels.channel(process.target) as link:
-            abort = link.unary_unary("/jitney.executor.v1.Executor/Abort")
-            stream = link.unary_stream("/jitney.executor.v1.Executor/Generate")
+            abort: Any = link.unary_unary("/jitney.executor.v1.Executor/Abort")
+            stream: Any = link.unary_stream("/jitney.executor.v1.Executor/Generate")
             for call in (abort(b"\xff" * 9), stream(b"\xff" * 9)):
                 error = await failure(call)
                 assert (type(error), error.field, error.value) == (errors.InvalidRequest, "message", "9")
