@@ -16,7 +16,7 @@ import numpy as np
 
 from executor_svc.blocks import DeviceBlocks
 from executor_svc.live_request import UNKNOWN_BLOCK, LiveRequest, State
-from executor_svc.registry import Registry
+from executor_svc.registry import Registry, slots_of
 from jitney.block_ops import (
     Acquire,
     Batch,
@@ -117,9 +117,8 @@ class Apply:
     ) -> Batch | None:
         """The batch of this step, or None if there is nothing to tell. `ran` are the rows of the completed step."""
         seals: list[Seal] = []
-        for request in ran:
-            if request.state is State.RUNNING:
-                seals += self._seals_of(request)
+        for request in self._filled(ran):
+            seals += self._seals_of(request)
         for request in victims:
             self.preempt(request, seals)
         for request in self._left:
@@ -266,6 +265,17 @@ class Apply:
     def _prompt_keys(self, request: LiveRequest) -> int:
         """Blocks whose pending key is the request's: the full ones of what it had when it boarded."""
         return request.boarded_tokens // self._blocks.block_tokens
+
+    def _filled(self, ran: Iterable[LiveRequest]) -> list[LiveRequest]:
+        """Of rows that ran, those that run on with a block more full of computed tokens than is sealed."""
+        rows = [request for request in ran if request.state is State.RUNNING]
+        if not rows:
+            return rows
+        slots, registry = slots_of(rows), self._registry
+        length = registry.prompt_tokens[slots] + registry.generated_tokens[slots]
+        full = np.minimum(registry.computed_tokens[slots], length) // self._blocks.block_tokens
+        sealed = np.array([request.sealed for request in rows], np.int64)
+        return [rows[i] for i in np.flatnonzero(full > sealed).tolist()]
 
     def _seals_of(self, request: LiveRequest) -> list[Seal]:
         """The blocks that have been filled with committed tokens since the last seal, as one run."""

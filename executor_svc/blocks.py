@@ -84,5 +84,6 @@ class DeviceBlocks:
     def _count(self, blocks: Iterable[Block], by: int) -> None:
         ids = [block_id(b) for b in blocks if b != UNKNOWN_BLOCK]
         if ids:
-            np.add.at(self.holders, ids, by)
-            self.sharing_changed = True
+            counts = self.holders[ids] + by  # a request holds no block twice
+            self.holders[ids] = counts
+            self.sharing_changed |= bool(counts.max() > (1 if by > 0 else 0))

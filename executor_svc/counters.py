@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections import Counter, deque
 from dataclasses import dataclass, field
 
+import numpy as np
+
+from jitney.columns import I64
 from jitney.snapshot import Outcome
 
 
@@ -23,13 +26,35 @@ class StepRecord:
     free_blocks: int
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Served:
     """Tokens served to one tenant."""
 
     prompt: int = 0
     cached: int = 0
     generated: int = 0
+
+
+def _zeros() -> I64:
+    return np.zeros(64, np.int64)
+
+
+@dataclass(slots=True)
+class ServedTokens:
+    """Tokens served, by tenant number, [capacity] each: the columns grow."""
+
+    prompt: I64 = field(default_factory=_zeros)
+    cached: I64 = field(default_factory=_zeros)
+    generated: I64 = field(default_factory=_zeros)
+
+    def reach(self, tenants: int) -> None:
+        """Makes room for so many."""
+        missing = tenants - len(self.prompt)
+        if missing > 0:
+            more = np.zeros(max(missing, len(self.prompt)), np.int64)
+            self.prompt, self.cached, self.generated = (
+                np.concatenate((column, more)) for column in (self.prompt, self.cached, self.generated)
+            )
 
 
 @dataclass(slots=True)
@@ -49,8 +74,10 @@ class Counters:
     outcomes: Counter[Outcome] = field(default_factory=Counter)
     steps: deque[StepRecord] = field(default_factory=lambda: deque(maxlen=65536))
     decide_us: deque[int] = field(default_factory=lambda: deque(maxlen=1024))
-    served: dict[int, Served] = field(default_factory=dict)
+    served: ServedTokens = field(default_factory=ServedTokens)
 
     def of_tenant(self, tenant: int) -> Served:
         """What a tenant was served."""
-        return self.served.setdefault(tenant, Served())
+        self.served.reach(tenant + 1)
+        columns = (self.served.prompt, self.served.cached, self.served.generated)
+        return Served(*(int(column[tenant]) for column in columns))

@@ -32,39 +32,49 @@ def bound(index: int) -> int:
 
 
 class Histograms:
-    """Decayed histograms, uint32 `[HISTOGRAM_BUCKETS]` each."""
+    """Decayed histograms, uint32 `[pairs, HISTOGRAM_BUCKETS]`; the order of `_rows` is that of the newest answers."""
 
     def __init__(self) -> None:
-        self._counts: OrderedDict[tuple[int, int], U32] = OrderedDict()
+        self._rows: OrderedDict[tuple[int, int], int] = OrderedDict()
+        self._counts: U32 = np.zeros((64, HISTOGRAM_BUCKETS), np.uint32)
 
     def add(self, tenant: int, endpoint: int, length: int) -> None:
         """An answer of `length` tokens."""
         pair = (tenant, endpoint)
-        counts = self._counts.get(pair)
-        if counts is None:
-            counts = self._counts[pair] = np.zeros(HISTOGRAM_BUCKETS, np.uint32)
-            if len(self._counts) > MAX_PAIRS:
-                self._counts.popitem(last=False)
-        self._counts.move_to_end(pair)
+        row = self._rows.get(pair)
+        if row is None:
+            row = self._rows[pair] = self._new_row()
+        self._rows.move_to_end(pair)
+        counts = self._counts[row]
         counts[bucket(length)] += ANSWER_WEIGHT
         if int(counts.sum()) >= ANSWER_WEIGHT * WINDOW:
             counts >>= 1
 
+    def _new_row(self) -> int:
+        if len(self._rows) == MAX_PAIRS:
+            _, row = self._rows.popitem(last=False)
+            self._counts[row] = 0
+            return row
+        row = len(self._rows)
+        if row == len(self._counts):
+            self._counts = np.concatenate((self._counts, np.zeros_like(self._counts)))
+        return row
+
     def quantile(self, tenant: int, endpoint: int, percent: int) -> int:
         """A length that so many percent of the answers did not exceed; -1: there were none."""
-        counts = self._counts.get((tenant, endpoint))
-        if counts is None:
+        row = self._rows.get((tenant, endpoint))
+        if row is None:
             return -1
-        total = np.cumsum(counts, dtype=np.int64)
+        total = np.cumsum(self._counts[row], dtype=np.int64)
         return bound(int(np.searchsorted(total * 100, int(total[-1]) * percent)))
 
     def table(self, pairs: Iterable[tuple[int, int]]) -> HistogramTable:
-        """The histograms of these pairs that have any answer, by (tenant, endpoint)."""
-        found = [(pair, self._counts[pair]) for pair in sorted(pairs) if pair in self._counts]
+        """The histograms of those pairs that have any answer, in the order given."""
+        found = [(pair, row) for pair in pairs if (row := self._rows.get(pair)) is not None]
         if not found:
             return HistogramTable()
         return HistogramTable(
             tenant=np.array([tenant for (tenant, _), _ in found], np.uint32),
             endpoint=np.array([endpoint for (_, endpoint), _ in found], np.uint32),
-            counts=np.concatenate([counts for _, counts in found]),
+            counts=self._counts[[row for _, row in found]].reshape(-1),
         )

@@ -55,6 +55,7 @@ class LiveRequest:
         "last_launched_step",
         "length",
         "on_change",
+        "prompt_tokens",
         "root",
         "salt_digest",
         "sealed",
@@ -82,7 +83,8 @@ class LiveRequest:
         self.on_change = on_change
         self.answer = Answer(submission.client_id, request_id)
         resumed = np.asarray(submission.resumed_ids, np.int32)
-        self.length = len(submission.prompt_ids) + len(resumed)
+        self.prompt_tokens = len(submission.prompt_ids)
+        self.length = self.prompt_tokens + len(resumed)
         self.tokens: I32 = np.empty(self.length + min(submission.max_tokens, 256), np.int32)
         self.tokens[: self.length] = np.concatenate([submission.prompt_ids, resumed])
         self.slot = -1
@@ -109,11 +111,6 @@ class LiveRequest:
     def waits(self) -> bool:
         """Whether it stands in the waiting order."""
         return self.state is State.WAITING or self.state is State.STANDBY
-
-    @property
-    def prompt_tokens(self) -> int:
-        """Tokens of the prompt."""
-        return len(self.submission.prompt_ids)
 
     @property
     def generated(self) -> int:

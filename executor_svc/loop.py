@@ -15,6 +15,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from executor_svc.apply import Apply
 from executor_svc.blocks import DeviceBlocks
 from executor_svc.candidates import Candidates
@@ -25,10 +27,10 @@ from executor_svc.intake import Intake
 from executor_svc.live_request import LiveRequest, State
 from executor_svc.planning import build_plan, fit
 from executor_svc.ports import CachePort, Clock, Fenced, Hasher, ModelPort, RatesPort, Reopened, SchedulerPort
-from executor_svc.registry import Registry
+from executor_svc.registry import Registry, slots_of
 from executor_svc.request import FinishReason
 from executor_svc.situation import Identity, Policy, Situation
-from executor_svc.steps import InFlight, Steps
+from executor_svc.steps import Got, InFlight, Steps
 from executor_svc.watchdog import Watchdog
 from jitney.columns import PolicyColumnUpdates
 from jitney.decision import Decision, WaitReason
@@ -98,7 +100,7 @@ class Loop:
         self.waiting_reasons: tuple[tuple[WaitReason, int], ...] = ()
         self._flight: InFlight | None = None
         self._ran: Sequence[LiveRequest] = ()  # rows of the completed step whose seals are not told
-        self._got: Sequence[LiveRequest] = ()  # rows whose new token is not streamed
+        self._got = Got()  # rows whose new token is not streamed
         self._asked_us = 0  # when the outstanding snapshot was sent; 0: none is
         self._changed = True  # something that a decision depends on has changed since the last snapshot
 
@@ -109,7 +111,7 @@ class Loop:
             self._launch()
         now_us = self.clock.now_us()
         self.steps.stream(self._got, now_us, self._in_flight_step)
-        self._got = ()
+        self._got = Got()
         if self.intake.take(now_us, self._in_flight_step):
             self._changed = True
             self.course.end_horizon()
@@ -214,27 +216,28 @@ class Loop:
         chosen, victims = self.course.rows(now_us)
         if self.course.coasting:
             self._tell_cache(Boarding(victims), now_us)
-        rows: list[LiveRequest] = []
-        tokens: list[int] = []
-        for request, wanted in chosen:
-            held = len(request.blocks)
-            count = fit(self.registry, self.blocks, request, wanted)
-            if len(request.blocks) > held:
-                self.apply.bind(request, request.blocks[held:])
-            if count > 0:
-                rows.append(request)
-                tokens.append(count)
-            elif not request.joined:
-                self.counters.stalled_rows += 1
+        rows = [request for request, _ in chosen]
+        slots, wanted = slots_of(rows), np.array([tokens for _, tokens in chosen], np.int64)
+        held = self.registry.held_blocks[slots]
+        tokens = fit(self.registry, self.blocks, rows, slots, wanted)
+        for i in np.flatnonzero(self.registry.held_blocks[slots] > held).tolist():
+            self.apply.bind(rows[i], rows[i].blocks[held[i] :])
+        runs = tokens > 0
+        if not runs.all():
+            stalled = sum(not rows[i].joined for i in np.flatnonzero(~runs).tolist())
+            if stalled:
+                self.counters.stalled_rows += stalled
                 self.course.end_horizon()
+            rows = [rows[i] for i in np.flatnonzero(runs).tolist()]
+            slots, tokens = slots[runs], tokens[runs]
         if not rows:
             self.course.steps_left = 0
             return
         self.step += 1
         plan = build_plan(self.step, self.registry, self.blocks, rows, tokens, self.endings.padding)
         self.counters.computed_tokens += plan.tokens
-        self.steps.launched(plan, rows, tokens, now_us)
-        self._flight = InFlight(plan, rows, tokens, [r.boardings for r in rows], now_us, decided_us)
+        self.steps.launched(plan, rows, slots, tokens, now_us)
+        self._flight = InFlight(plan, rows, slots, [r.boardings for r in rows], now_us, decided_us)
         self.model.launch(plan)
         self._changed = True
         if self.course.steps_left > 0:
@@ -279,7 +282,7 @@ class Loop:
                 at_us=flight.launched_us,
                 rows=flight.plan.rows,
                 tokens=flight.plan.tokens,
-                prefill_tokens=sum(n for n in flight.tokens if n > 1),
+                prefill_tokens=int(flight.tokens[flight.tokens > 1].sum()),
                 step_us=now_us - flight.launched_us,
                 decide_us=flight.decide_us,
                 waiting=self.registry.num_waiting,

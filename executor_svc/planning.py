@@ -8,23 +8,29 @@ import numpy as np
 
 from executor_svc.blocks import DeviceBlocks
 from executor_svc.live_request import LiveRequest
-from executor_svc.registry import Registry
+from executor_svc.registry import Registry, slots_of
 from executor_svc.step_plan import SamplingRows, StepPlan
+from jitney.columns import I64
 
 
-def fit(registry: Registry, blocks: DeviceBlocks, request: LiveRequest, tokens: int) -> int:
-    """How many of `tokens` the row can compute now: what it wants, as far as its blocks and the grant reach.
+def fit(registry: Registry, blocks: DeviceBlocks, rows: Sequence[LiveRequest], slots: I64, wanted: I64) -> I64:
+    """How many of `wanted` [R] tokens each row can compute now: as far as its blocks and the grant reach.
 
-    Takes granted blocks where the row's own do not suffice. 0: it sits out this step.
+    Takes granted blocks where a row's own do not suffice. At most 0: it sits out this step.
     """
-    if request.joined or registry.loading[request.slot]:
-        return 0
-    computed = int(registry.computed_tokens[request.slot])
-    tokens = min(tokens, request.length - computed)
-    while computed + tokens > len(request.blocks) * blocks.block_tokens:
-        if blocks.take_granted(request) is None:
-            return max(0, len(request.blocks) * blocks.block_tokens - computed)
-        registry.held_blocks[request.slot] = len(request.blocks)
+    computed = registry.computed_tokens[slots].astype(np.int64)
+    length = registry.prompt_tokens[slots] + registry.generated_tokens[slots]
+    tokens: I64 = np.minimum(wanted, length - computed)
+    tokens[(registry.waits_for[slots] != 0) | (registry.loading[slots] != 0)] = 0
+    room = registry.held_blocks[slots].astype(np.int64) * blocks.block_tokens - computed
+    for i in np.flatnonzero(tokens > room).tolist():
+        request = rows[i]
+        while tokens[i] > room[i]:
+            if blocks.take_granted(request) is None:
+                tokens[i] = max(0, int(room[i]))
+                break
+            registry.held_blocks[request.slot] = len(request.blocks)
+            room[i] += blocks.block_tokens
     return tokens
 
 
@@ -33,7 +39,7 @@ def build_plan(
     registry: Registry,
     blocks: DeviceBlocks,
     rows: Sequence[LiveRequest],
-    tokens: Sequence[int],
+    tokens: I64,
     padding: Sequence[LiveRequest] = (),
 ) -> StepPlan:
     """The plan of a step in which each row computes its next so many tokens (at least 1, and they fit).
@@ -42,13 +48,12 @@ def build_plan(
     """
     running = len(rows)
     rows = [*rows, *padding]
-    tokens = [*tokens, *[1] * len(padding)]
+    take = np.concatenate((tokens, np.ones(len(padding), np.int64)))
     count = len(rows)
-    slots = np.fromiter((r.slot for r in rows), np.int64, count)
-    table_rows = np.fromiter((r.table_row for r in rows), np.int32, count)
-    sealed = np.fromiter((r.sealed for r in rows), np.int64, count)
-    lengths = np.fromiter((r.length for r in rows), np.int64, count)
-    take = np.asarray(tokens, np.int64)
+    slots = slots_of(rows)
+    table_rows = np.array([r.table_row for r in rows], np.int32)
+    sealed = np.array([r.sealed for r in rows], np.int64)
+    lengths = registry.prompt_tokens[slots].astype(np.int64) + registry.generated_tokens[slots]
     start = registry.computed_tokens[slots].astype(np.int64)
     start[running:] -= 1
     end = start + take
@@ -63,9 +68,12 @@ def build_plan(
     slot_of[(block_index < sealed[row_of]) | (row_of >= running)] = -1
     sample = np.flatnonzero(end[:running] == lengths[:running]).astype(np.int32)
     drawn = slots[sample]
+    token_ids = registry.newest_token[slots][row_of]  # right for each row that computes its newest token alone
+    for i in np.flatnonzero((take > 1) | (end != lengths)).tolist():
+        token_ids[query_start[i] : query_start[i + 1]] = rows[i].tokens[start[i] : end[i]]
     return StepPlan(
         step=step,
-        token_ids=np.concatenate([r.tokens[s:e] for r, s, e in zip(rows, start, end, strict=True)]),
+        token_ids=token_ids,
         positions=positions.astype(np.int32),
         write_slots=slot_of,
         query_start=query_start.astype(np.int32),

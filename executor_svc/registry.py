@@ -7,7 +7,7 @@ is the order of arrival, so that a preempted request finds its place again.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 from executor_svc.live_request import LiveRequest, State
 from executor_svc.names import Names
-from jitney.columns import I64, EndingTable, RunningTable, WaitingPolicyTable, WaitingTable, columns_of
+from jitney.columns import I32, I64, EndingTable, RunningTable, WaitingPolicyTable, WaitingTable, columns_of
 
+_NEVER_US = 1 << 62
 _CASTS = {"priority": np.int8, "preemptions": np.uint8, "endpoint": np.uint16}
 
 
@@ -25,6 +26,8 @@ class Registry:
 
     def __init__(self, capacity: int = 64) -> None:
         self._columns: dict[str, NDArray[Any]] = {c.name: np.zeros(capacity, c.dtype) for c in columns_of(RunningTable)}
+        self.__dict__.update(self._columns)
+        self.newest_token: I32 = np.zeros(capacity, np.int32)
         self._free = list(range(capacity - 1, -1, -1))
         self.by_id: dict[int, LiveRequest] = {}
         self.by_client_id: dict[str, LiveRequest] = {}
@@ -37,15 +40,13 @@ class Registry:
         self.waiting_tokens = 0
         self._waiting_of_tenant: Counter[str] = Counter()
         self._with_deadline = 0
-        self._live_of_tenant: Counter[int] = Counter()
+        self._live_of_tenant: I64 = np.zeros(64, np.int64)
+        self._next_due_us = _NEVER_US  # no deadline that counts passes before it
         self.sampling = _sampling_columns(capacity)
 
     def __getattr__(self, name: str) -> NDArray[Any]:
-        columns: dict[str, NDArray[Any]] = self.__dict__["_columns"]
-        try:
-            return columns[name]
-        except KeyError:
-            raise AttributeError(name) from None
+        """Columns are plain attributes, for speed; this tells type checkers so."""
+        raise AttributeError(name)
 
     @property
     def num_waiting(self) -> int:
@@ -77,7 +78,11 @@ class Registry:
         self.deadline_us[slot] = now_us + asked.deadline_us if asked.deadline_us else 0
         self.predicted_p50[slot], self.predicted_p90[slot] = predicted
         self.features[slot] = asked.features
-        self._with_deadline += asked.ttft_deadline_us > 0 or asked.deadline_us > 0
+        self.newest_token[slot] = request.tokens[request.length - 1]
+        if asked.ttft_deadline_us > 0 or asked.deadline_us > 0:
+            self._with_deadline += 1
+            due = min(int(due) for due in (self.ttft_deadline_us[slot], self.deadline_us[slot]) if due)
+            self._next_due_us = min(self._next_due_us, due)
         drawn = asked.sampling
         for name, value in (
             ("temperature", drawn.temperature),
@@ -88,7 +93,12 @@ class Registry:
             ("logprobs", asked.logprobs),
         ):
             self.sampling[name][slot] = value
-        self._live_of_tenant[int(self.tenant[slot])] += 1
+        tenant = int(self.tenant[slot])
+        if tenant >= len(self._live_of_tenant):
+            grown = np.zeros(max(tenant + 1, 2 * len(self._live_of_tenant)), np.int64)
+            grown[: len(self._live_of_tenant)] = self._live_of_tenant
+            self._live_of_tenant = grown
+        self._live_of_tenant[tenant] += 1
         self.by_id[request.id] = request
         self.by_client_id[asked.client_id] = request
         self._insert_waiting(request)
@@ -136,7 +146,6 @@ class Registry:
         tenant = int(self.tenant[request.slot])
         self._live_of_tenant[tenant] -= 1
         if not self._live_of_tenant[tenant]:
-            del self._live_of_tenant[tenant]
             del self._waiting_of_tenant[request.submission.tenant]
         self._free.append(request.slot)
         request.slot = -1
@@ -167,18 +176,18 @@ class Registry:
         old = len(self.id)
         for name, column in self._columns.items():
             self._columns[name] = np.concatenate([column, np.zeros(old, column.dtype)])
+        self.__dict__.update(self._columns)
+        self.newest_token = np.concatenate([self.newest_token, np.zeros(old, np.int32)])
         for name, column in _sampling_columns(old).items():
             self.sampling[name] = np.concatenate([self.sampling[name], column])
         self._free = list(range(2 * old - 1, old - 1, -1))
 
-    def running_table(self, requests: list[LiveRequest]) -> RunningTable:
-        """The columns of these rows, copied."""
-        slots = np.fromiter((r.slot for r in requests), np.int64, len(requests))
+    def running_table(self, slots: I64) -> RunningTable:
+        """The columns of these slots, copied."""
         return RunningTable(**{name: column[slots] for name, column in self._columns.items()})
 
-    def ending_table(self, requests: list[LiveRequest]) -> EndingTable:
+    def ending_table(self, slots: I64) -> EndingTable:
         """Rows that reach max_tokens in the step in flight."""
-        slots = np.fromiter((r.slot for r in requests), np.int64, len(requests))
         return EndingTable(id=self.id[slots], held_blocks=self.held_blocks[slots])
 
     def waiting_tables(self, names: frozenset[str]) -> tuple[WaitingTable, WaitingPolicyTable]:
@@ -212,23 +221,21 @@ class Registry:
         self.waiting_tokens += 1
         self._waiting_of_tenant[request.submission.tenant] += 1
 
-    def live_tenants(self) -> list[int]:
+    def live_tenants(self) -> I64:
         """Numbers of the tenants that have a request here, rising."""
-        return sorted(self._live_of_tenant)
+        return np.flatnonzero(self._live_of_tenant)
 
     def next_deadline_us(self) -> int:
-        """When the next deadline of a live request passes; 0: there is none."""
-        if not self._with_deadline:
-            return 0
-        due = self._due_us()
-        due = due[due > 0]
-        return int(due.min()) if len(due) else 0
+        """Before when no deadline of a live request passes; 0: there is none."""
+        return self._next_due_us if self._with_deadline and self._next_due_us < _NEVER_US else 0
 
     def expired(self, now_us: int) -> list[LiveRequest]:
         """Live requests whose deadline has passed, by id."""
-        if not self._with_deadline:
+        if not self._with_deadline or now_us < self._next_due_us:
             return []
         due = self._due_us()
+        later = due[due > now_us]
+        self._next_due_us = int(later.min()) if len(later) else _NEVER_US
         ids = self.id[np.flatnonzero((due > 0) & (due <= now_us))]
         return [r for i in sorted(ids.tolist()) if (r := self.by_id.get(i)) is not None and r.state is not State.ENDED]
 
@@ -237,6 +244,11 @@ class Registry:
         first = np.where(self.generated_tokens == 0, self.ttft_deadline_us, 0)
         total = self.deadline_us
         return np.where((first > 0) & ((total == 0) | (first < total)), first, total)
+
+
+def slots_of(requests: Sequence[LiveRequest]) -> I64:
+    """Their places in the columns."""
+    return np.array([request.slot for request in requests], np.int64)
 
 
 def _sampling_columns(rows: int) -> dict[str, NDArray[Any]]:

@@ -9,15 +9,15 @@ import numpy as np
 from executor_svc.apply import Apply
 from executor_svc.blocks import DeviceBlocks
 from executor_svc.candidates import Candidates
-from executor_svc.counters import Counters, Served
+from executor_svc.counters import Counters
 from executor_svc.course import Course
 from executor_svc.histograms import Histograms
 from executor_svc.live_request import LiveRequest, State
 from executor_svc.ports import RatesPort
-from executor_svc.registry import Registry
-from executor_svc.tenants import Tenants
+from executor_svc.registry import Registry, slots_of
+from executor_svc.tenants import LimitColumns, Tenants
 from jitney.block_ops import RequestId
-from jitney.columns import EndedTable, HistogramTable, TenantTable
+from jitney.columns import I64, EndedTable, HistogramTable, TenantTable
 from jitney.snapshot import MAX_ENDED, Blocks, Outcome, PolicyChoice, PolicyMemory, Settings, Snapshot
 
 DEFAULT_WAITING_COLUMNS = frozenset(
@@ -86,6 +86,7 @@ class Situation:
         self._counters = counters
         self.histograms = Histograms()
         self.tenants = Tenants()
+        self._limits: LimitColumns | None = None
         self._ended: list[EndedRequest] = []
         self._told = 0
 
@@ -158,66 +159,63 @@ class Situation:
             ),
             rates=self._rates.current(),
             running=registry.running_table(running),
-            ending=registry.ending_table([*ending, *self.padding]),
+            ending=registry.ending_table(np.concatenate((ending, slots_of(self.padding)))),
             waiting=waiting,
             waiting_policy=own,
             candidates=self._candidates.table(),
             ended=_ended_table(self._ended[:MAX_ENDED]),
             ended_unlisted=max(0, len(self._ended) - MAX_ENDED),
             tenants=self._tenants(),
-            histograms=self._histograms([*running, *self._candidates.requests()]),
+            histograms=self._histograms(np.concatenate((running, slots_of(self._candidates.requests())))),
             memory=self._policy.memory,
         )
 
-    def _rows(self) -> tuple[list[LiveRequest], list[LiveRequest]]:
-        """Running rows, and those that the step in flight brings to max_tokens."""
+    def _rows(self) -> tuple[I64, I64]:
+        """Slots of the running rows, and of those that the step in flight brings to max_tokens."""
         registry = self._registry
-        running: list[LiveRequest] = []
-        ending: list[LiveRequest] = []
-        for request in registry.running:
-            slot = request.slot
-            last = registry.in_flight_tokens[slot] and request.generated + 1 >= request.submission.max_tokens
-            if last and registry.computed_tokens[slot] + registry.in_flight_tokens[slot] == request.length:
-                ending.append(request)
-            else:
-                running.append(request)
+        slots = slots_of(registry.running)
+        in_flight, generated = registry.in_flight_tokens[slots], registry.generated_tokens[slots]
+        last = (in_flight > 0) & (generated + 1 >= registry.max_new_tokens[slots])
+        last &= registry.computed_tokens[slots] + in_flight == registry.prompt_tokens[slots] + generated
         if self._blocks.sharing_changed:
             self._blocks.sharing_changed = False
             opened = [r for r in registry.running if r.state is State.RUNNING]
-            slots = np.fromiter((r.slot for r in opened), np.int64, len(opened))
-            table_rows = np.fromiter((r.table_row for r in opened), np.int64, len(opened))
-            registry.shared_blocks[slots] = self._blocks.shared(table_rows, registry.held_blocks[slots])
-        return running, ending
+            with_blocks = slots_of(opened)
+            table_rows = np.array([r.table_row for r in opened], np.int64)
+            registry.shared_blocks[with_blocks] = self._blocks.shared(table_rows, registry.held_blocks[with_blocks])
+        return slots[~last], slots[last]
 
     def _tenants(self) -> TenantTable:
-        live = self._registry.live_tenants()
-        served = [self._counters.served.get(t, Served()) for t in live]
-        limits = [self.tenants.of(self._registry.tenants.name(t)) for t in live]
-        held = self._held_bytes()
+        registry, served = self._registry, self._counters.served
+        served.reach(len(registry.tenants))
+        live, limits = registry.live_tenants(), self._limits_by_tenant()
+        slots = slots_of(registry.running)
+        held = np.zeros(len(live), np.int64)
+        block_bytes = self._rates.current().block_bytes
+        blocks = np.array([len(r.blocks) for r in registry.running], np.int64)
+        np.add.at(held, np.searchsorted(live, registry.tenant[slots]), blocks * block_bytes)
         return TenantTable(
-            tenant=np.array(live, np.uint32),
-            weight=np.array([each.weight for each in limits], np.uint32),
-            max_rows=np.array([each.max_rows for each in limits], np.int32),
-            max_waiting_tokens=np.array([each.max_waiting_tokens for each in limits], np.int64),
-            served_prompt_tokens=np.array([s.prompt for s in served], np.int64),
-            served_cached_tokens=np.array([s.cached for s in served], np.int64),
-            served_generated_tokens=np.array([s.generated for s in served], np.int64),
-            held_bytes=np.array([held.get(t, 0) for t in live], np.int64),
+            tenant=live.astype(np.uint32),
+            weight=limits.weight[live],
+            max_rows=limits.max_rows[live],
+            max_waiting_tokens=limits.max_waiting_tokens[live],
+            served_prompt_tokens=served.prompt[live],
+            served_cached_tokens=served.cached[live],
+            served_generated_tokens=served.generated[live],
+            held_bytes=held,  # a shared block counts for each of its holders
         )
 
-    def _held_bytes(self) -> dict[int, int]:
-        """Device bytes that the running rows of each tenant hold; a shared block counts for each."""
-        held: dict[int, int] = {}
-        block_bytes = self._rates.current().block_bytes
-        for request in self._registry.running:
-            tenant = int(self._registry.tenant[request.slot])
-            held[tenant] = held.get(tenant, 0) + len(request.blocks) * block_bytes
-        return held
+    def _limits_by_tenant(self) -> LimitColumns:
+        """Of all tenants that were ever here, by number."""
+        names = self._registry.tenants
+        if self._limits is None or self._limits.tenants is not self.tenants:
+            self._limits = LimitColumns(self.tenants)
+        self._limits.reach(names)
+        return self._limits
 
-    def _histograms(self, requests: list[LiveRequest]) -> HistogramTable:
-        slots = np.fromiter((r.slot for r in requests), np.int64, len(requests))
-        pairs = zip(self._registry.tenant[slots].tolist(), self._registry.endpoint[slots].tolist(), strict=True)
-        return self.histograms.table(set(pairs))
+    def _histograms(self, slots: I64) -> HistogramTable:
+        pairs = self._registry.tenant[slots].astype(np.int64) << 32 | self._registry.endpoint[slots]
+        return self.histograms.table([(pair >> 32, pair & 0xFFFFFFFF) for pair in np.unique(pairs).tolist()])
 
 
 def _ended_table(ended: list[EndedRequest]) -> EndedTable:

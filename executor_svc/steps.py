@@ -5,24 +5,41 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from executor_svc.counters import Counters
+import numpy as np
+
+from executor_svc.counters import Counters, ServedTokens
 from executor_svc.endings import Endings
 from executor_svc.live_request import LiveRequest, State
-from executor_svc.registry import Registry
+from executor_svc.registry import Registry, slots_of
 from executor_svc.request import FinishReason, TokenLogprobs
 from executor_svc.step_plan import StepPlan, StepResult
+from jitney.columns import I32, I64
 
 
 @dataclass(frozen=True, slots=True)
 class InFlight:
-    """A launched step: its rows with their token counts, and which boarding of each it belongs to."""
+    """A launched step: its rows with their slots, and which boarding of each it belongs to."""
 
     plan: StepPlan
     rows: Sequence[LiveRequest]
-    tokens: Sequence[int]
+    slots: I64
     boardings: Sequence[int]
     launched_us: int
     decide_us: int
+
+    @property
+    def tokens(self) -> I32:
+        """Of each row, padding left out."""
+        counts: I32 = np.diff(self.plan.query_start[: len(self.rows) + 1])
+        return counts
+
+
+@dataclass(frozen=True, slots=True)
+class Got:
+    """The rows of a step that got a token, with it."""
+
+    rows: Sequence[LiveRequest] = ()
+    tokens: Sequence[int] = ()
 
 
 class Steps:
@@ -33,65 +50,88 @@ class Steps:
         self._endings = endings
         self._counters = counters
 
-    def launched(self, plan: StepPlan, rows: Sequence[LiveRequest], tokens: Sequence[int], now_us: int) -> None:
+    def launched(self, plan: StepPlan, rows: Sequence[LiveRequest], slots: I64, tokens: I64, now_us: int) -> None:
         """The rows' tokens are in flight."""
-        for request, count in zip(rows, tokens, strict=True):
-            self._registry.in_flight_tokens[request.slot] = count
-            request.last_launched_step = plan.step
+        self._registry.in_flight_tokens[slots] = tokens
+        step = plan.step
+        for request in rows:
+            request.last_launched_step = step
             request.steps += 1
             if not request.first_row_us:
                 request.first_row_us = now_us
                 self._counters.cached_tokens += request.cached_tokens
-                self._counters.of_tenant(int(self._registry.tenant[request.slot])).cached += request.cached_tokens
+                self._served().cached[self._registry.tenant[request.slot]] += request.cached_tokens
 
-    def taken(self, flight: InFlight, result: StepResult, now_us: int) -> list[LiveRequest]:
-        """Takes the tokens of a completed step and ends rows that are finished; returns the rows that got a token.
+    def taken(self, flight: InFlight, result: StepResult, now_us: int) -> Got:
+        """Takes the tokens of a completed step; returns the rows that got a token.
 
         A row that was preempted meanwhile keeps its token; one that ended meanwhile has its token dropped.
         """
-        for request, count, boarding in zip(flight.rows, flight.tokens, flight.boardings, strict=True):
+        self._computed(flight)
+        rows, got, tokens = flight.rows, [], []
+        for index, (row, token) in enumerate(
+            zip(flight.plan.sample_rows.tolist(), result.token_ids.tolist(), strict=True)
+        ):
+            request = rows[row]
             if request.state is State.ENDED:
                 continue
-            slot = request.slot
-            before = request.prompt_tokens - int(self._registry.computed_tokens[slot])
-            if request.boardings == boarding and request.state is State.RUNNING:
-                self._registry.computed_tokens[slot] += count
-                self._registry.in_flight_tokens[slot] = 0
-                prompt = max(0, min(count, before))
-                request.computed_prompt_tokens += prompt
-                self._counters.prompt_tokens += prompt
-                self._counters.of_tenant(int(self._registry.tenant[slot])).prompt += prompt
-        got: list[LiveRequest] = []
-        ids = result.token_ids.tolist()
-        for index, row in enumerate(flight.plan.sample_rows.tolist()):
-            request = flight.rows[row]
-            if request.state is State.ENDED:
-                continue
-            self._append(request, ids[index], now_us)
-            if request.submission.logprobs >= 0 and result.logprobs is not None:
+            if request.waits:
+                self._registry.waiting_token_added(request)
+            request.append(token)
+            request.answer.token_ids.append(token)
+            if not request.first_token_us:
+                request.first_token_us = now_us
+            if result.logprobs is not None and request.submission.logprobs >= 0:
                 request.answer.logprobs.append(_logprobs(result, index, request.submission.logprobs))
             got.append(request)
-        return got
+            tokens.append(token)
+        if got:
+            registry, slots = self._registry, slots_of(got)
+            registry.generated_tokens[slots] += 1
+            registry.newest_token[slots] = tokens
+            self._counters.generated_tokens += len(got)
+            np.add.at(self._served().generated, registry.tenant[slots].astype(np.int64), 1)
+        return Got(got, tokens)
 
-    def _append(self, request: LiveRequest, token: int, now_us: int) -> None:
-        if request.waits:
-            self._registry.waiting_token_added(request)
-        request.append(token)
-        slot = request.slot
-        self._registry.generated_tokens[slot] += 1
-        self._counters.generated_tokens += 1
-        self._counters.of_tenant(int(self._registry.tenant[slot])).generated += 1
-        if not request.first_token_us:
-            request.first_token_us = now_us
-        request.answer.token_ids.append(token)
+    def _computed(self, flight: InFlight) -> None:
+        """The rows that still run have computed their tokens."""
+        running = [
+            request.state is State.RUNNING and request.boardings == boarding
+            for request, boarding in zip(flight.rows, flight.boardings, strict=True)
+        ]
+        rows, slots, counts = flight.rows, flight.slots, flight.tokens
+        if not all(running):
+            places = np.flatnonzero(running)
+            rows, slots, counts = [rows[i] for i in places.tolist()], slots[places], counts[places]
+        registry = self._registry
+        prompt = np.clip(registry.prompt_tokens[slots] - registry.computed_tokens[slots], 0, counts)
+        registry.computed_tokens[slots] += counts
+        registry.in_flight_tokens[slots] = 0
+        prefills = np.flatnonzero(prompt)
+        if len(prefills) == 0:
+            return
+        for i, count in zip(prefills.tolist(), prompt[prefills].tolist(), strict=True):
+            rows[i].computed_prompt_tokens += count
+            self._counters.prompt_tokens += count
+        tenants = registry.tenant[slots[prefills]].astype(np.int64)
+        np.add.at(self._served().prompt, tenants, prompt[prefills].astype(np.int64))
 
-    def end_finished(self, got: Sequence[LiveRequest], now_us: int) -> bool:
+    def _served(self) -> ServedTokens:
+        """With room for all tenants."""
+        served = self._counters.served
+        served.reach(len(self._registry.tenants))
+        return served
+
+    def end_finished(self, got: Got, now_us: int) -> bool:
         """Ends the rows whose new token was a stop token, or the last one they may have; whether there were any."""
         ended = False
-        for request in got:
-            token = int(request.tokens[request.length - 1])
+        if not got.rows:
+            return ended
+        registry, slots = self._registry, slots_of(got.rows)
+        full = (registry.generated_tokens[slots] >= registry.max_new_tokens[slots]).tolist()
+        for request, token, is_full in zip(got.rows, got.tokens, full, strict=True):
             stopped = token in request.submission.stop_token_ids
-            if not stopped and request.generated < request.submission.max_tokens:
+            if not stopped and not is_full:
                 continue
             ended = True
             matched = push_text(request, request.length - stopped)
@@ -103,9 +143,9 @@ class Steps:
                 self._endings.end(request, FinishReason.LENGTH, now_us, 0)
         return ended
 
-    def stream(self, got: Sequence[LiveRequest], now_us: int, step_in_flight: int) -> None:
+    def stream(self, got: Got, now_us: int, step_in_flight: int) -> None:
         """Hands the new tokens on, as text too; a row whose text has matched a stop string ends."""
-        for request in got:
+        for request in got.rows:
             if request.state is State.ENDED:
                 continue
             matched = push_text(request, request.length)
@@ -118,9 +158,13 @@ class Steps:
 def push_text(request: LiveRequest, length: int) -> str | None:
     """Turns the tokens before `length` that are not text yet into text; the stop string that has matched, if any."""
     first = request.prompt_tokens + request.streamed
-    matched = request.submission.text.push(request.tokens[first:length].tolist())
+    text = request.submission.text
+    if first == length - 1:
+        matched = text.push((request.tokens.item(first),))
+    else:
+        matched = text.push(request.tokens[first:length].tolist())
     request.streamed = length - request.prompt_tokens
-    piece = request.submission.text.take()
+    piece = text.take()
     if piece:
         request.answer.texts.append(piece)
     return matched

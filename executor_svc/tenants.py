@@ -7,6 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
+import numpy as np
+
+from executor_svc.names import Names
+from jitney.columns import I32, I64, U32
 from jitney.errors import InvalidRequest
 from jitney.snapshot import PRIORITY_RANGE
 
@@ -31,6 +35,31 @@ class Tenants:
     def of(self, name: str) -> TenantLimits:
         """The limits of a tenant."""
         return self.named.get(name, self.default)
+
+
+class LimitColumns:
+    """Limits by tenant number, [capacity] each; a tenant's are looked up once."""
+
+    def __init__(self, tenants: Tenants) -> None:
+        self.tenants = tenants
+        self._known = 0
+        self.weight: U32 = np.empty(64, np.uint32)
+        self.max_rows: I32 = np.empty(64, np.int32)
+        self.max_waiting_tokens: I64 = np.empty(64, np.int64)
+
+    def reach(self, names: Names) -> None:
+        """Has the limits of all tenants that have a number."""
+        if len(names) > len(self.weight):
+            capacity = max(len(names), 2 * len(self.weight))
+            self.weight = np.resize(self.weight, capacity)
+            self.max_rows = np.resize(self.max_rows, capacity)
+            self.max_waiting_tokens = np.resize(self.max_waiting_tokens, capacity)
+        for number in range(self._known, len(names)):
+            limits = self.tenants.of(names.name(number))
+            self.weight[number] = limits.weight
+            self.max_rows[number] = limits.max_rows
+            self.max_waiting_tokens[number] = limits.max_waiting_tokens
+        self._known = len(names)
 
 
 def read_tenants(path: Path) -> Tenants:
