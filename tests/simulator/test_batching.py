@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 
 import scheduler_svc.decide as core
 from executor_svc.request import FinishReason
-from jitney.snapshot import Batching, HorizonKind, Settings
+from jitney.snapshot import Batching, HorizonKind, Rates, Settings
 from scheduler_svc.admission import Boarding
 from simulator.simulation import Simulation
 from tests.support.gold import gold
@@ -127,3 +128,50 @@ def test_substitutes_take_the_rows_of_those_that_end(steps: int, monkeypatch: py
     assert ahead.loop.step < without.loop.step
     answers = [[w.answer.token_ids for w in sim.watched] for sim in (ahead, without)]
     assert answers[0] == answers[1]
+
+
+def crash(sim: Simulation, back_after_us: int) -> None:
+    if sim.cache.connected:
+        sim.cache.crash(back_after_us)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_whatever_the_settings_and_whatever_fails_no_token_changes(seed: int) -> None:
+    """Aborts, deadlines, stop tokens, a scheduler that is away, a cache that is restarted."""
+    rand = random.Random(seed)
+    settings = Settings(
+        max_step_tokens=rand.choice([16, 48, 128]),
+        max_rows=rand.choice([2, 5, 16]),
+        block_tokens=rand.choice([2, 4, 16]),
+        context_tokens=512,
+        chunk_cap_tokens=rand.choice([8, 16, 64]),
+        batching=rand.choice([Batching.CONTINUOUS, Batching.STATIC_PADDED, Batching.STATIC_DROPPING]),
+        horizon_kind=rand.choice([HorizonKind.STEPS, HorizonKind.STEPS, HorizonKind.UNTIL_EVENT]),
+        horizon_steps=rand.choice([1, 2, 5, 100]),
+        target_tpot_us=rand.choice([0, 12_000]),
+    )
+    pool = rand.choice([160, 400]) // settings.block_tokens + 8
+    rates = Rates(step_base_ns=10_000_000, step_per_token_ns=100_000)
+    sim = Simulation(settings, pool, rates=rates)
+    away_to = 200_000 + rand.choice([0, 400_000, 3_000_000])
+    sim.scheduler.away = lambda now: away_to if 200_000 <= now < away_to else now
+    for _ in range(rand.randrange(3)):
+        sim.clock.at(rand.randrange(1_500_000), partial(crash, sim, rand.choice([10_000, 500_000])))
+    stems = [prompt(100 + n, rand.randrange(1, 60)) for n in range(4)]
+    for number in range(40):
+        watched = sim.submit(
+            [*rand.choice(stems), *prompt(1000 + number, rand.randrange(1, 40))],
+            rand.randrange(1, 40),
+            at_us=rand.randrange(1_500_000),
+            deadline_us=rand.choice([0, 0, 0, 300_000]),
+            stop_token_ids=rand.sample(range(1000), rand.choice([0, 30])),
+        )
+        if rand.random() < 0.2:
+            sim.abort(watched, rand.randrange(2_000_000))
+    sim.run_until_idle(600_000_000)
+    for watched in sim.watched:
+        finish, told, expected = watched.answer.finish, watched.answer.token_ids, gold(settings, watched)
+        assert finish is not None
+        whole = finish.reason in (FinishReason.LENGTH, FinishReason.STOP)
+        assert told == (expected if whole else expected[: len(told)])
+    sim.check_clean()
