@@ -129,7 +129,7 @@ class Engine:
         request = LiveRequest(RequestId(next(self._ids)), submission, root, salt_digest(submission.salt), changed)
         with self._lock:
             earlier = self._live.get(submission.client_id)
-            if earlier is not None and not (submission.takes_over and _same_prompt(earlier, submission)):
+            if earlier is not None and not (submission.takes_over and _same_answer(earlier, submission)):
                 raise Duplicate(
                     "a live request has this id", field="request_id", value=submission.client_id, limit="unique"
                 )
@@ -287,6 +287,9 @@ class Engine:
                 self.loop.endings.end(request, FinishReason.ERROR, now_us, 0, message=reason)
 
 
-def _same_prompt(live: LiveRequest, submission: Submission) -> bool:
-    ours = live.submission.prompt_ids
-    return len(ours) == len(submission.prompt_ids) and bool((ours == submission.prompt_ids).all())
+def _same_answer(live: LiveRequest, submission: Submission) -> bool:
+    """Whether both are of the same prompt and of the same owner: nobody ends another tenant's stream by its id."""
+    ours = live.submission
+    if (ours.tenant, ours.salt) != (submission.tenant, submission.salt):
+        return False
+    return len(ours.prompt_ids) == len(submission.prompt_ids) and bool((ours.prompt_ids == submission.prompt_ids).all())
