@@ -34,7 +34,7 @@ CENT: Final = 100
 MOST_ERROR_TOKENS: Final = 10_000_000
 FADE: Final = 256
 """Answers after which an error has mostly faded."""
-SHARPNESS: Final = 6
+SHARPNESS: Final = 8
 """A source with twice the error of the best weighs 2^SHARPNESS times less."""
 _ONE: Final = 1 << 10
 _STEP: Final = OCTAVE * FINE // 64

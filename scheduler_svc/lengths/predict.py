@@ -1,9 +1,10 @@
 """The lengths of answers that a decision goes by: three sources, blended, in the columns where policies read them.
 
 History is the histogram of a request's tenant and endpoint: of running rows as it is now, beyond what they have
-answered; of waiting ones as the executor's column says it. Signals are the counted wording of the prompt. Learned is
-the table that the operator gave, if there is one. The blend is kept in the policy memory and learns from the requests
-that end while a policy that reads lengths decides.
+answered; of waiting ones the p50 that the executor's column says, and as p90 what answers were lately longer than that,
+since few answers make a poor tail. Signals are the counted wording of the prompt. Learned is the table that the
+operator gave, if there is one. The blend is kept in the policy memory and learns from the requests that end while a
+policy that reads lengths decides.
 
 Predicted anew are running rows, if the policy reads their lengths, and candidates, which the first of the line are
 among; other waiting requests keep the executor's prediction.
@@ -152,22 +153,21 @@ def _running(snapshot: Snapshot) -> _Running:
     history = History.of(snapshot.histograms)
     places = history.rows(_or_zeros(table.tenant, table.rows), _or_zeros(table.endpoint, table.rows))
     known50, known90 = history.quantiles(places, answered, (50, 90))
-    told50, told90 = (_logs(_or_unknown(column, table.rows)) for column in _columns(table))
+    told50 = _logs(_or_unknown(table.predicted_p50, table.rows))
     asked = Asked(
         _or_zeros(table.features, table.rows),
         table.prompt_tokens,
         np.where(known50 >= 0, known50, told50),
-        np.where(known50 >= 0, known90, told90),
+        np.where((known50 >= 0) & (answered >= 0), known90, UNKNOWN),
     )
     return _Running(asked, np.where(answered >= 0, answered, -OCTAVE))
 
 
 def _waiting(snapshot: Snapshot, line: _Line) -> Asked:
     candidates, waiting = snapshot.candidates, snapshot.waiting
-    told50, told90 = (_logs(c[line.rows]) if len(c) else np.full(len(line.rows), UNKNOWN) for c in _columns(waiting))
-    return Asked(
-        _or_zeros(candidates.features, candidates.rows)[line.places], waiting.tokens[line.rows], told50, told90
-    )
+    unknown, told = np.full(len(line.rows), UNKNOWN), waiting.predicted_p50
+    features = _or_zeros(candidates.features, candidates.rows)[line.places]
+    return Asked(features, waiting.tokens[line.rows], _logs(told[line.rows]) if len(told) else unknown, unknown)
 
 
 def _ended(table: EndedTable) -> _Ended:
