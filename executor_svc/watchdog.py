@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 STALLED_AFTER_US = 10_000_000
 SILENT_AFTER_US = 30_000_000
+LONGEST_SLEEP_US = 60_000_000
+"""A scheduler that wants to be asked again later than this does not keep the watchdog quiet."""
 
 
 class Watchdog:
@@ -36,7 +38,7 @@ class Watchdog:
         patient = not loop.scheduler.connected and (not limit or loop.registry.num_waiting < limit)
         if not live or runs or patient:
             self._step = loop.step
-            self._progress_us = max(now_us, loop.course.decision.wake_at_us)
+            self._progress_us = max(now_us, min(loop.course.decision.wake_at_us, now_us + LONGEST_SLEEP_US))
             self._reason = ""
         elif now_us - self._progress_us > STALLED_AFTER_US:
             why = ", ".join(f"{count} for {reason.name.lower()}" for reason, count in loop.waiting_reasons)
