@@ -83,7 +83,11 @@ class DeviceBlocks:
 
     def _count(self, blocks: Iterable[Block], by: int) -> None:
         ids = [block_id(b) for b in blocks if b != UNKNOWN_BLOCK]
-        if ids:
+        if len(ids) == 1:
+            held = self.holders.item(ids[0]) + by
+            self.holders[ids[0]] = held
+            self.sharing_changed |= held > (1 if by > 0 else 0)
+        elif ids:
             counts = self.holders[ids] + by  # a request holds no block twice
             self.holders[ids] = counts
             self.sharing_changed |= bool(counts.max() > (1 if by > 0 else 0))

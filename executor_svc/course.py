@@ -99,6 +99,11 @@ class Course:
         ]
         return [(r, n) for r, n in found if r is not None and r.state is State.RUNNING]
 
+    def runs_any(self) -> bool:
+        """Whether `named` names any."""
+        rows = (self.registry.by_id.get(i) for i in self.decision.run.id.tolist())
+        return any(request is not None and request.state is State.RUNNING for request in rows)
+
     @property
     def holds(self) -> bool:
         """Whether the next boundary can be passed with the decision there is."""

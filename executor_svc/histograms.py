@@ -7,11 +7,10 @@ counts are halved. At most MAX_PAIRS pairs are kept, the one that was longest wi
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
 
 import numpy as np
 
-from jitney.columns import HISTOGRAM_BUCKETS, U32, HistogramTable
+from jitney.columns import HISTOGRAM_BUCKETS, I64, U32, HistogramTable
 
 ANSWER_WEIGHT = 16
 """Counts of one answer, so that halving leaves a trace of few ones."""
@@ -31,16 +30,21 @@ def bound(index: int) -> int:
     return int(2 ** (index // 2)) if index % 2 == 0 else int((2**index) ** 0.5)
 
 
+def pair_of(tenant: int, endpoint: int) -> int:
+    """A tenant and an endpoint as one number."""
+    return tenant << 32 | endpoint
+
+
 class Histograms:
     """Decayed histograms, uint32 `[pairs, HISTOGRAM_BUCKETS]`; the order of `_rows` is that of the newest answers."""
 
     def __init__(self) -> None:
-        self._rows: OrderedDict[tuple[int, int], int] = OrderedDict()
+        self._rows: OrderedDict[int, int] = OrderedDict()  # by pair, see `pair_of`
         self._counts: U32 = np.zeros((64, HISTOGRAM_BUCKETS), np.uint32)
 
     def add(self, tenant: int, endpoint: int, length: int) -> None:
         """An answer of `length` tokens."""
-        pair = (tenant, endpoint)
+        pair = pair_of(tenant, endpoint)
         row = self._rows.get(pair)
         if row is None:
             row = self._rows[pair] = self._new_row()
@@ -62,19 +66,21 @@ class Histograms:
 
     def quantile(self, tenant: int, endpoint: int, percent: int) -> int:
         """A length that so many percent of the answers did not exceed; -1: there were none."""
-        row = self._rows.get((tenant, endpoint))
+        row = self._rows.get(pair_of(tenant, endpoint))
         if row is None:
             return -1
         total = np.cumsum(self._counts[row], dtype=np.int64)
         return bound(int(np.searchsorted(total * 100, int(total[-1]) * percent)))
 
-    def table(self, pairs: Iterable[tuple[int, int]]) -> HistogramTable:
-        """The histograms of those pairs that have any answer, in the order given."""
-        found = [(pair, row) for pair in pairs if (row := self._rows.get(pair)) is not None]
-        if not found:
+    def table(self, pairs: I64) -> HistogramTable:
+        """The histograms of those pairs (see `pair_of`) that have any answer, in the order given."""
+        rows = np.array([self._rows.get(pair, -1) for pair in pairs.tolist()], np.int64)
+        known = rows >= 0
+        if not known.any():
             return HistogramTable()
+        found = pairs[known]
         return HistogramTable(
-            tenant=np.array([tenant for (tenant, _), _ in found], np.uint32),
-            endpoint=np.array([endpoint for (_, endpoint), _ in found], np.uint32),
-            counts=self._counts[[row for _, row in found]].reshape(-1),
+            tenant=(found >> 32).astype(np.uint32),
+            endpoint=(found & 0xFFFFFFFF).astype(np.uint32),
+            counts=self._counts[rows[known]].reshape(-1),
         )

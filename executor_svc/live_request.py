@@ -117,12 +117,9 @@ class LiveRequest:
         """Tokens generated, those of an earlier stream included."""
         return self.length - self.prompt_tokens
 
-    def append(self, token: int) -> None:
-        """One more generated token."""
-        if self.length == len(self.tokens):
-            self.tokens = np.concatenate([self.tokens, np.empty(max(256, self.length), np.int32)])
-        self.tokens[self.length] = token
-        self.length += 1
+    def grow(self) -> None:
+        """Makes room for more tokens."""
+        self.tokens = np.concatenate([self.tokens, np.empty(max(256, self.length), np.int32)])
 
     def hash_to(self, tokens: int, block_tokens: int) -> list[Key]:
         """Keys of the full blocks of the first `tokens` tokens; computes those that are missing."""

@@ -202,7 +202,7 @@ class Loop:
         """Whether the next boundary can be passed: a decision holds for it, or it is time to coast."""
         if self.course.fresh:
             # A decision that only boards waits for the blocks; one that runs others does not.
-            return bool(self.course.named()) or not (self.apply.boarding and self.cache.connected)
+            return self.course.runs_any() or not (self.apply.boarding and self.cache.connected)
         if not self.registry.running:
             return False
         now_us = self.clock.now_us()

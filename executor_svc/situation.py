@@ -215,7 +215,7 @@ class Situation:
 
     def _histograms(self, slots: I64) -> HistogramTable:
         pairs = self._registry.tenant[slots].astype(np.int64) << 32 | self._registry.endpoint[slots]
-        return self.histograms.table([(pair >> 32, pair & 0xFFFFFFFF) for pair in np.unique(pairs).tolist()])
+        return self.histograms.table(np.unique(pairs))
 
 
 def _ended_table(ended: list[EndedRequest]) -> EndedTable:

@@ -69,19 +69,24 @@ class Steps:
         """
         self._computed(flight)
         rows, got, tokens = flight.rows, [], []
-        for index, (row, token) in enumerate(
-            zip(flight.plan.sample_rows.tolist(), result.token_ids.tolist(), strict=True)
-        ):
+        sampled = zip(flight.plan.sample_rows.tolist(), result.token_ids.tolist(), strict=True)
+        running, ended, logprobs = State.RUNNING, State.ENDED, result.logprobs is not None
+        for index, (row, token) in enumerate(sampled):
             request = rows[row]
-            if request.state is State.ENDED:
-                continue
-            if request.waits:
-                self._registry.waiting_token_added(request)
-            request.append(token)
+            if request.state is not running:
+                if request.state is ended:
+                    continue
+                if request.waits:
+                    self._registry.waiting_token_added(request)
+            length = request.length
+            if length == len(request.tokens):
+                request.grow()
+            request.tokens[length] = token
+            request.length = length + 1
             request.answer.token_ids.append(token)
             if not request.first_token_us:
                 request.first_token_us = now_us
-            if result.logprobs is not None and request.submission.logprobs >= 0:
+            if logprobs and request.submission.logprobs >= 0:
                 request.answer.logprobs.append(_logprobs(result, index, request.submission.logprobs))
             got.append(request)
             tokens.append(token)
@@ -95,8 +100,9 @@ class Steps:
 
     def _computed(self, flight: InFlight) -> None:
         """The rows that still run have computed their tokens."""
+        state = State.RUNNING
         running = [
-            request.state is State.RUNNING and request.boardings == boarding
+            request.state is state and request.boardings == boarding
             for request, boarding in zip(flight.rows, flight.boardings, strict=True)
         ]
         rows, slots, counts = flight.rows, flight.slots, flight.tokens
@@ -145,8 +151,9 @@ class Steps:
 
     def stream(self, got: Got, now_us: int, step_in_flight: int) -> None:
         """Hands the new tokens on, as text too; a row whose text has matched a stop string ends."""
+        ended = State.ENDED
         for request in got.rows:
-            if request.state is State.ENDED:
+            if request.state is ended:
                 continue
             matched = push_text(request, request.length)
             if matched is not None:

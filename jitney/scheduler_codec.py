@@ -10,7 +10,7 @@ for 10,000 waiting requests, 30 here). The bytes are those that protobuf writes:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import fields
 from enum import IntEnum
 from typing import Any, TypeVar
@@ -120,9 +120,13 @@ def encode_snapshot(snapshot: Snapshot) -> bytes:
     for field in ("settings", "blocks", "cpu", "ssd", "rates"):
         _put_scalars(getattr(head, field), getattr(snapshot, field))
     parts = [head.SerializeToString(deterministic=True)]
-    for target, names in _TABLE_FIELDS:
-        sent = sorted(column for name in names for column in _sent_columns(getattr(snapshot, name)))
-        body = [part for _, tag, data in sent for part in (tag, _varint(len(data)), data)]
+    for target, columns in _COLUMNS_ON_WIRE:
+        body: list[bytes] = []
+        for field, column, tag in columns:
+            array = getattr(getattr(snapshot, field), column.name)
+            if len(array):
+                data = _column_bytes(column, array)
+                body += (tag, _varint(len(data)), data)
         if target == "ended" and snapshot.ended_unlisted:
             body.append(pb.EndedTable(unlisted=snapshot.ended_unlisted).SerializeToString())
         if body:
@@ -283,20 +287,24 @@ def _tag(number: int) -> bytes:
 
 
 _TABLE_TAG = {target: _tag(_number(pb.Snapshot, target)) for target, _ in _TABLE_FIELDS}
-_COLUMN_NUMBERS = {
-    kind: tuple(_number(getattr(pb, kind.name), column.name) for column in _COLUMNS[kind])
-    for _, kind in SNAPSHOT_TABLES.values()
-}
-_COLUMN_TAGS = {kind: tuple(_tag(number) for number in numbers) for kind, numbers in _COLUMN_NUMBERS.items()}
-
-
-def _sent_columns(table: Table) -> Iterator[tuple[int, bytes, bytes]]:
-    """Field number, tag and content of each column that has rows."""
-    kind = type(table)
-    for column, number, tag in zip(_COLUMNS[kind], _COLUMN_NUMBERS[kind], _COLUMN_TAGS[kind], strict=True):
-        data = _column_bytes(column, getattr(table, column.name))
-        if data:
-            yield number, tag, data
+_COLUMNS_ON_WIRE = tuple(
+    (
+        target,
+        tuple(
+            (field, column, _tag(number))
+            for number, field, column in sorted(
+                (
+                    (_number(getattr(pb, column.table), column.name), field, column)
+                    for field in names
+                    for column in _COLUMNS[SNAPSHOT_TABLES[field][1]]
+                ),
+                key=lambda found: found[0],
+            )
+        ),
+    )
+    for target, names in _TABLE_FIELDS
+)
+"""For each table of the wire, its columns by number: field of Snapshot, column, tag."""
 
 
 def _column_bytes(column: Column, array: NDArray[Any]) -> bytes:
