@@ -92,12 +92,9 @@ class Course:
 
     def named(self) -> list[Chosen]:
         """The rows of the decision that run, with the token counts that it gave."""
-        decision = self.decision
-        found = [
-            (self.registry.by_id.get(i), n)
-            for i, n in zip(decision.run.id.tolist(), decision.run.tokens.tolist(), strict=True)
-        ]
-        return [(r, n) for r, n in found if r is not None and r.state is State.RUNNING]
+        run, find, running = self.decision.run, self.registry.by_id.get, State.RUNNING
+        named = zip(run.id.tolist(), run.tokens.tolist(), strict=True)
+        return [(r, n) for i, n in named if (r := find(i)) is not None and r.state is running]
 
     def runs_any(self) -> bool:
         """Whether `named` names any."""

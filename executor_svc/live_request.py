@@ -62,6 +62,7 @@ class LiveRequest:
         "slot",
         "state",
         "steps",
+        "stop_ids",
         "streamed",
         "submission",
         "table_row",
@@ -84,6 +85,7 @@ class LiveRequest:
         self.answer = Answer(submission.client_id, request_id)
         resumed = np.asarray(submission.resumed_ids, np.int32)
         self.prompt_tokens = len(submission.prompt_ids)
+        self.stop_ids = submission.stop_token_ids
         self.length = self.prompt_tokens + len(resumed)
         self.tokens: I32 = np.empty(self.length + min(submission.max_tokens, 256), np.int32)
         self.tokens[: self.length] = np.concatenate([submission.prompt_ids, resumed])

@@ -130,32 +130,37 @@ class Steps:
 
     def end_finished(self, got: Got, now_us: int) -> bool:
         """Ends the rows whose new token was a stop token, or the last one they may have; whether there were any."""
-        ended = False
         if not got.rows:
-            return ended
+            return False
         registry, slots = self._registry, slots_of(got.rows)
-        full = (registry.generated_tokens[slots] >= registry.max_new_tokens[slots]).tolist()
-        for request, token, is_full in zip(got.rows, got.tokens, full, strict=True):
-            stopped = token in request.submission.stop_token_ids
-            if not stopped and not is_full:
-                continue
-            ended = True
-            matched = push_text(request, request.length - stopped)
+        full = registry.generated_tokens[slots] >= registry.max_new_tokens[slots]
+        stopped = [token in request.stop_ids for request, token in zip(got.rows, got.tokens, strict=True)]
+        finished = np.flatnonzero(full | stopped).tolist()
+        for i in finished:
+            request = got.rows[i]
+            matched = push_text(request, request.length - stopped[i])
             if matched is not None:
                 self._endings.end(request, FinishReason.STOP, now_us, 0, stop_matched=matched)
-            elif stopped:
-                self._endings.end(request, FinishReason.STOP, now_us, 0, stop_token_id=token)
+            elif stopped[i]:
+                self._endings.end(request, FinishReason.STOP, now_us, 0, stop_token_id=got.tokens[i])
             else:
                 self._endings.end(request, FinishReason.LENGTH, now_us, 0)
-        return ended
+        return bool(finished)
 
     def stream(self, got: Got, now_us: int, step_in_flight: int) -> None:
         """Hands the new tokens on, as text too; a row whose text has matched a stop string ends."""
         ended = State.ENDED
-        for request in got.rows:
+        for request, token in zip(got.rows, got.tokens, strict=True):
             if request.state is ended:
                 continue
-            matched = push_text(request, request.length)
+            text = request.submission.text
+            if request.streamed + 1 == request.length - request.prompt_tokens:
+                matched = text.push((token,))
+                request.streamed += 1
+                if piece := text.take():
+                    request.answer.texts.append(piece)
+            else:
+                matched = push_text(request, request.length)
             if matched is not None:
                 self._endings.end(request, FinishReason.STOP, now_us, step_in_flight, stop_matched=matched)
             elif request.on_change is not None:
@@ -166,13 +171,9 @@ def push_text(request: LiveRequest, length: int) -> str | None:
     """Turns the tokens before `length` that are not text yet into text; the stop string that has matched, if any."""
     first = request.prompt_tokens + request.streamed
     text = request.submission.text
-    if first == length - 1:
-        matched = text.push((request.tokens.item(first),))
-    else:
-        matched = text.push(request.tokens[first:length].tolist())
+    matched = text.push(request.tokens[first:length].tolist())
     request.streamed = length - request.prompt_tokens
-    piece = text.take()
-    if piece:
+    if piece := text.take():
         request.answer.texts.append(piece)
     return matched
 

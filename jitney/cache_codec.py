@@ -290,12 +290,16 @@ def decode_declared(messages: Sequence[pb.DeclaredBlock]) -> list[DeclaredBlock]
 
 
 def _from_handles(blocks: Sequence[Block]) -> bytes:
+    if len(blocks) == 1 and blocks[0] >> 64 == 0:  # most lists have one: an array costs five times as much
+        return blocks[0].to_bytes(8, "little")
     return np.array(blocks, _HANDLE).tobytes() if blocks else b""
 
 
 def _handles(data: bytes, field: str) -> list[Block]:
     if not data:
         return []
+    if len(data) == _HANDLE.itemsize:
+        return [Block(int.from_bytes(data, "little"))]
     _multiple(data, _HANDLE.itemsize, field)
     handles: list[Block] = np.frombuffer(data, _HANDLE).tolist()
     return handles
