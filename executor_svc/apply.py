@@ -237,7 +237,7 @@ class Apply:
                     holders.setdefault(block, []).append(request.id)
                     if block not in sealed:
                         sealed[block] = self._declared(request, index, block)
-                else:
+                elif block != UNKNOWN_BLOCK:  # of one that ended while it joined
                     pending = keys[index] if index < self._prompt_keys(request) else b""
                     parent = request.parent_of(index) if pending else b""
                     writing.append(

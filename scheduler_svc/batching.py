@@ -38,6 +38,8 @@ class Batch:
         runs, ending = snapshot.running.rows > 0, snapshot.ending.rows > 0
         pads = snapshot.settings.batching is Batching.STATIC_PADDED and runs
         padding = snapshot.ending.id if pads else np.empty(0, np.uint64)
+        if len(padding):  # a row that has computed a prefix for others seals it when it leaves
+            padding = padding[~np.isin(padding, snapshot.running.waits_for)]
         return cls(static, not static or not (runs or ending), padding)
 
     def board(

@@ -50,6 +50,8 @@ def test_ended_rows_are_padding_while_the_batch_runs() -> None:
     assert decided(PADDED, running=running({}), ending=ended).padding_rows.tolist() == [8, 9]
     assert not len(decided(DROPPING, running=running({}), ending=ended).padding_rows)
     assert not len(decided(PADDED, ending=ended).padding_rows)
+    joiner = {"waits_for": 8, "computed_tokens": 0, "generated_tokens": 0}  # is served when row 8 leaves
+    assert decided(PADDED, running=running({}, joiner), ending=ended).padding_rows.tolist() == [9]
 
 
 def test_padding_takes_tokens_and_gives_way_when_blocks_are_short() -> None:

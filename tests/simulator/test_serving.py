@@ -183,3 +183,16 @@ def test_random_traffic_with_aborts_deadlines_and_crashes(seed: int) -> None:
             assert finish.reason in (FinishReason.ABORTED, FinishReason.DEADLINE)
             assert each.answer.token_ids == expected[: len(each.answer.token_ids)]
     sim.check_clean()
+
+
+def test_a_joiner_that_ends_while_the_cache_is_away() -> None:
+    """Blocks that it was still promised by another request are nobody's to declare."""
+    sim = Simulation(Settings(max_step_tokens=16, max_rows=8, block_tokens=4, chunk_cap_tokens=16), pool_blocks=64)
+    owner = sim.submit(prompt(1, 120), 3)
+    joiner = sim.submit(prompt(1, 120), 3, at_us=30_000)
+    sim.clock.at(60_000, partial(crash, sim, 10_000))
+    sim.abort(joiner, 65_000)
+    sim.run_until_idle()
+    assert joiner.request.events[0][1].startswith("arrived") and not joiner.answer.token_ids
+    assert owner.answer.token_ids == gold(SMALL, owner)
+    sim.check_clean()
