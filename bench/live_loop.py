@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import itertools
+import sys
 import tempfile
 import threading
 import time
@@ -32,6 +33,7 @@ from jitney.service_process import ServiceProcess
 from jitney.snapshot import PolicyChoice, Settings
 
 NEVER_US = 1 << 50
+SWITCH_S = 0.0001  # as the executor's process has it
 Recorder = Callable[[bytes, bytes, int], None]
 T = TypeVar("T")
 
@@ -101,6 +103,7 @@ class LiveLoop:
         policy: PolicyChoice | None = None,
     ) -> None:
         """`scheduler` and `cache` are addresses."""
+        sys.setswitchinterval(SWITCH_S)
         self.clock = MonotonicClock()
         self.record: Recorder | None = None  # is given every snapshot, its decision and the round trip
         incarnation = time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1000

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -44,6 +45,8 @@ from jitney.serving.server import ServiceServer, build_server, serve_until_signa
 SERVICE_NAME = "jitney.executor.v1.Executor"
 WATCH_S = 0.25
 PROGRESS_STEP = 0.02
+SWITCH_S = 0.0001
+"""The loop's thread lets the one that talks to schedulers and cache in after so long; 5 ms, the default, is a step."""
 
 
 async def serve(config: ExecutorConfig) -> int:
@@ -72,6 +75,7 @@ class Executor:
 
     async def prepare(self) -> None:
         """Loads the model, opens the cache, starts the loop. Raises JitneyError, in one sentence."""
+        sys.setswitchinterval(SWITCH_S)
         if self._config.decision_log is not None:
             self._recorder = DecisionRecorder(self._config.decision_log, self._config.decision_log_mib << 20)
             self._closing.push_async_callback(asyncio.to_thread, self._recorder.close)
