@@ -16,6 +16,7 @@ from jitney.errors import InvalidRequest
 from jitney.log_segments import LogReader
 from jitney.scheduler_codec import decode_snapshot
 from jitney.supervisor import Supervisor
+from tests.support.default_model import default_model
 from tests.support.house import SMALL, tiny_house
 
 ROOT = Path(__file__).parents[2]
@@ -95,8 +96,17 @@ async def disturbed(house: Supervisor) -> list[Completion]:
 
 
 def test_no_token_is_lost_or_changed_and_the_log_is_replayed(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    with tiny_house(schedulers=2, executor_args=(*SMALL, f"--decision-log={log}")) as house:
+    check(tmp_path / "log", SMALL, None)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_the_same_on_the_default_model(tmp_path: Path) -> None:
+    check(tmp_path / "log", ("--pool-blocks=512",), default_model())
+
+
+def check(log: Path, executor_args: tuple[str, ...], model: Path | None) -> None:
+    with tiny_house(schedulers=2, executor_args=(*executor_args, f"--decision-log={log}"), model=model) as house:
         expected = asyncio.run(undisturbed(house))
         found = asyncio.run(disturbed(house))
         for here, there in zip(found, expected, strict=True):
