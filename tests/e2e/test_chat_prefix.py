@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from jitney.client import Client, Completion, Options
-from jitney.models import default_model_path
 from jitney.supervisor import ServeOptions, Supervisor
+from tests.support.default_model import default_model
 from tests.support.house import tiny_house
 
 TURNS = (
@@ -60,9 +60,7 @@ def test_a_turn_computes_only_what_is_new(client: Client, options: Options) -> N
 
 @pytest.mark.slow
 def test_a_turn_computes_only_what_is_new_on_the_default_model(tmp_path_factory: pytest.TempPathFactory) -> None:
-    path = default_model_path()
-    if not path.exists():
-        pytest.skip("the default model was not fetched")
+    path = default_model()
     options = ServeOptions(state_dir=tmp_path_factory.mktemp("state"), grace_s=1.0, executor_args=(f"--model={path}",))
     with Supervisor(options) as house, Client(house.executor_target) as client:
         ten_turns(client, Options(max_tokens=32, return_prompt_token_ids=True))
