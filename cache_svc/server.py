@@ -40,6 +40,7 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
 
     def __init__(self, epochs: Epochs) -> None:
         self._epochs = epochs
+        self._streams: dict[str, dict[asyncio.Task[Any], int]] = {}  # by executor: its Apply streams and their epochs
         self._log = logs.get("cache")
         self._build = _build()
 
@@ -54,6 +55,9 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
             request.block_tokens,
         )
         opened = self._epochs.open(pool, redeclares=request.redeclares)
+        for stream, epoch in self._streams.get(pool.executor, {}).items():
+            if epoch < opened.epoch:
+                stream.cancel()  # also one that says nothing learns that it is fenced
         self._log.info("opened", executor=pool.executor, incarnation=pool.incarnation, epoch=opened.epoch)
         return pb.OpenResponse(epoch=opened.epoch, boot_id=opened.boot_id)
 
@@ -74,15 +78,33 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
         raise InvalidRequest("the declaration ended without `complete`", field="complete", value=False)
 
     async def Apply(self, requests: AsyncIterator[pb.Batch], context: Any) -> AsyncIterator[pb.BatchAnswer]:
-        """Answers batch after batch."""
-        async for message in requests:
-            session = self._session(message)
-            with tracing.step("apply", message.executor, session.pool.incarnation, message.step):
-                began = time.perf_counter_ns()
-                answer = session.apply(decode_batch(message))
-                apply_us = (time.perf_counter_ns() - began) // 1000
-                encoded = encode_answer(answer, epoch=session.epoch, boot_id=self._epochs.boot_id, apply_us=apply_us)
-            yield encoded
+        """Answers batch after batch, until the stream ends or a later Open fences it."""
+        stream, name = asyncio.current_task(), ""
+        assert stream is not None
+        try:
+            async for message in requests:
+                session = self._session(message)
+                name = message.executor
+                self._streams.setdefault(name, {})[stream] = session.epoch
+                yield self._applied(message, session)
+        except asyncio.CancelledError:
+            epoch = self._streams.get(name, {}).get(stream)
+            if epoch is not None and epoch < self._epochs.of(name).epoch:
+                stream.uncancel()
+                self._epochs.session(name, epoch, self._epochs.boot_id)  # says who fenced it
+            raise
+        finally:
+            streams = self._streams.get(name, {})
+            streams.pop(stream, None)
+            if not streams:
+                self._streams.pop(name, None)
+
+    def _applied(self, message: pb.Batch, session: Session) -> pb.BatchAnswer:
+        with tracing.step("apply", message.executor, session.pool.incarnation, message.step):
+            began = time.perf_counter_ns()
+            answer = session.apply(decode_batch(message))
+            apply_us = (time.perf_counter_ns() - began) // 1000
+            return encode_answer(answer, epoch=session.epoch, boot_id=self._epochs.boot_id, apply_us=apply_us)
 
     async def Lookup(self, request: pb.LookupRequest, context: Any) -> pb.LookupResponse:
         """Hits of chains on the device; there are no tiers below yet, so that theirs are 0."""

@@ -246,6 +246,14 @@ def test_a_lookup_that_was_on_the_way_is_asked_again(tmp_path: Path, talker: Tal
         wait_until(lambda: one.client.poll_hits() is not None)
 
 
+def test_an_executor_that_says_nothing_learns_that_it_is_fenced(cache: ServiceProcess, talker: Talker) -> None:
+    with executor(cache.target, talker, 1, "silent") as one:
+        assert one.answer(grant=1).counts.granted == 1
+        with executor(cache.target, talker, 2, "silent") as two:
+            assert isinstance(one.next(), Fenced)
+            assert two.answer(grant=2).counts.granted == 2
+
+
 def test_a_higher_incarnation_fences(cache: ServiceProcess, talker: Talker) -> None:
     with executor(cache.target, talker, 1, "twice") as one, executor(cache.target, talker, 2, "twice") as two:
         one.client.send(Batch(0, grant=1))
