@@ -33,6 +33,7 @@ from jitney.serving.server import build_server, serve_until_signal
 
 SERVICE = "jitney.cache.v1.Cache"
 MAX_CHAINS = 64
+CLOCK_LEEWAY_US = 60_000_000
 
 
 class CacheServicer(cache_pb2_grpc.CacheServicer):
@@ -45,7 +46,11 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
         self._build = _build()
 
     async def Open(self, request: pb.OpenRequest, context: Any) -> pb.OpenResponse:
-        """Begins an epoch of an executor."""
+        """Begins an epoch of an executor. An incarnation that cannot have begun yet would fence its name for good."""
+        newest = time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1000 + CLOCK_LEEWAY_US
+        if request.incarnation > newest:
+            what = f"incarnation {request.incarnation} lies ahead of this machine's boot clock, {newest} us"
+            raise InvalidRequest(what, field="incarnation", limit=newest, value=request.incarnation)
         pool = DevicePool(
             request.executor,
             request.incarnation,

@@ -338,3 +338,11 @@ def test_a_wrong_setting_is_one_line() -> None:
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1
     assert "audit-idle-s" in done.stderr
+
+
+def test_an_incarnation_that_cannot_have_begun_yet_is_refused(tmp_path: Path) -> None:
+    with service("cache_svc", folder=tmp_path) as process:
+        with pytest.raises(InvalidRequest, match="boot clock") as refused:
+            Client(process.target, incarnation=1 << 62).open()
+        assert refused.value.field == "incarnation"
+        Client(process.target).open()
