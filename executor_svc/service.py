@@ -33,6 +33,7 @@ from executor_svc.rates import MeasuredRates
 from executor_svc.scheduler_client import SchedulerClient
 from executor_svc.server import ExecutorService, Parts
 from executor_svc.situation import Identity, Policy
+from executor_svc.tenants import Tenants, read_tenants
 from executor_svc.tokenizer import Tokenizer, load_tokenizer
 from executor_svc.traced_model import RequestSpans, TracedModel
 from jitney.errors import Away, Conflict, InvalidRequest
@@ -76,6 +77,7 @@ class Executor:
     async def prepare(self) -> None:
         """Loads the model, opens the cache, starts the loop. Raises JitneyError, in one sentence."""
         sys.setswitchinterval(SWITCH_S)
+        tenants = read_tenants(self._config.tenants) if self._config.tenants is not None else Tenants()
         if self._config.decision_log is not None:
             self._recorder = DecisionRecorder(self._config.decision_log, self._config.decision_log_mib << 20)
             self._closing.push_async_callback(asyncio.to_thread, self._recorder.close)
@@ -85,10 +87,10 @@ class Executor:
         engine, scheduler = await self._start_engine(model, info)
         advice = SchedulerAdvice(self._config.schedulers, engine.preview, self._config.scheduler_ca)
         self._closing.push_async_callback(advice.close)
+        engine.loop.situation.tenants = tenants
         limits = self._config.limits()
-        parts = Parts(
-            engine, Door(tokenizer, info, limits), advice, wire.model_info(info, tokenizer, limits), self._spans
-        )
+        door = Door(tokenizer, info, limits, tenants)
+        parts = Parts(engine, door, advice, wire.model_info(info, tokenizer, limits), self._spans)
         scheduler.start()
         self._closing.push_async_callback(scheduler.close)
         engine.start()

@@ -6,6 +6,7 @@ stale one, or a token written twice changes the output; like a real model's, it 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 import numpy as np
@@ -23,24 +24,17 @@ def default_step_time(plan: StepPlan) -> int:
     return 10_000 + 100 * plan.tokens
 
 
-class VirtualModel:
-    """ModelPort on the virtual clock."""
+class TimedModel(ABC):
+    """ModelPort on the virtual clock: what `run` computes at launch is told after the time that it says."""
 
-    def __init__(
-        self,
-        clock: VirtualClock,
-        pool_blocks: int,
-        block_tokens: int,
-        vocabulary: int = 1000,
-        step_time_us: StepTime = default_step_time,
-    ) -> None:
+    def __init__(self, clock: VirtualClock) -> None:
         self._clock = clock
-        self._block_tokens = block_tokens
-        self._vocabulary = vocabulary
-        self.step_time_us = step_time_us
-        self._pool: U64 = np.full(pool_blocks * block_tokens, 0xDEAD, np.uint64)
         self._result: StepResult | None = None
         self._busy = False
+
+    @abstractmethod
+    def run(self, plan: StepPlan) -> tuple[StepResult, int]:
+        """The result of the plan, and how many microseconds it takes."""
 
     @property
     def busy(self) -> bool:
@@ -50,18 +44,12 @@ class VirtualModel:
     def launch(self, plan: StepPlan) -> None:
         """Computes at once, tells later."""
         self._busy = True
-        tokens = plan.token_ids.astype(np.uint64)
-        written = plan.write_slots >= 0
-        content = _content(tokens, plan.positions)
-        self._pool[plan.write_slots[written]] = content[written]
-        sampled = [self._next(plan, int(row)) for row in plan.sample_rows]
-        took = self.step_time_us(plan)
-        result = StepResult(plan.step, np.array(sampled, np.int32), compute_us=took)
+        result, took_us = self.run(plan)
 
         def end() -> None:
             self._result = result
 
-        self._clock.after(took, end)
+        self._clock.after(took_us, end)
 
     def poll(self) -> StepResult | None:
         """The result, once."""
@@ -69,6 +57,34 @@ class VirtualModel:
         if result is not None:
             self._busy = False
         return result
+
+
+class VirtualModel(TimedModel):
+    """The model that counts."""
+
+    def __init__(
+        self,
+        clock: VirtualClock,
+        pool_blocks: int,
+        block_tokens: int,
+        vocabulary: int = 1000,
+        step_time_us: StepTime = default_step_time,
+    ) -> None:
+        super().__init__(clock)
+        self._block_tokens = block_tokens
+        self._vocabulary = vocabulary
+        self.step_time_us = step_time_us
+        self._pool: U64 = np.full(pool_blocks * block_tokens, 0xDEAD, np.uint64)
+
+    def run(self, plan: StepPlan) -> tuple[StepResult, int]:
+        """See TimedModel."""
+        tokens = plan.token_ids.astype(np.uint64)
+        written = plan.write_slots >= 0
+        content = _content(tokens, plan.positions)
+        self._pool[plan.write_slots[written]] = content[written]
+        sampled = [self._next(plan, int(row)) for row in plan.sample_rows]
+        took_us = self.step_time_us(plan)
+        return StepResult(plan.step, np.array(sampled, np.int32), compute_us=took_us), took_us
 
     def _next(self, plan: StepPlan, row: int) -> int:
         context = int(plan.context_tokens[row])

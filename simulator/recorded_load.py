@@ -19,7 +19,7 @@ from executor_svc.step_plan import StepPlan, StepResult
 from jitney.columns import I32
 from jitney.snapshot import Outcome, Rates
 from simulator.clock import VirtualClock
-from simulator.model import StepTime
+from simulator.model import StepTime, TimedModel
 from simulator.observed import Life, Observed
 
 END_TOKEN: Final = 0
@@ -126,42 +126,22 @@ def _fitted(samples: Sequence[tuple[int, int, int]], rates: Rates) -> Rates:
     )
 
 
-class LengthModel:
-    """ModelPort on the virtual clock: each request's answer ends where it ended in the log, whatever the policy."""
+class LengthModel(TimedModel):
+    """Each request's answer ends where it ended in the log, whatever the policy."""
 
     def __init__(self, clock: VirtualClock, step_time_us: StepTime) -> None:
-        self._clock = clock
+        super().__init__(clock)
         self._step_time_us = step_time_us
         self.running: Callable[[], Sequence[LiveRequest]] = lambda: ()
         self.lengths: dict[int, int] = {}
-        self._result: StepResult | None = None
-        self._busy = False
 
-    @property
-    def busy(self) -> bool:
-        """Whether a launched step has not been polled yet."""
-        return self._busy
-
-    def launch(self, plan: StepPlan) -> None:
-        """Told after the step's time."""
-        self._busy = True
+    def run(self, plan: StepPlan) -> tuple[StepResult, int]:
+        """See TimedModel."""
         by_row = {request.table_row: request for request in self.running()}
         sampled = [by_row[int(plan.table_rows[row])] for row in plan.sample_rows.tolist()]
         ids = [self._next(request.id, request.generated + 1) for request in sampled]
-        took = self._step_time_us(plan)
-        result = StepResult(plan.step, np.array(ids, np.int32), compute_us=took)
-
-        def end() -> None:
-            self._result = result
-
-        self._clock.after(took, end)
-
-    def poll(self) -> StepResult | None:
-        """The result, once."""
-        result, self._result = self._result, None
-        if result is not None:
-            self._busy = False
-        return result
+        took_us = self._step_time_us(plan)
+        return StepResult(plan.step, np.array(ids, np.int32), compute_us=took_us), took_us
 
     def _next(self, request: int, number: int) -> int:
         return END_TOKEN if number >= self.lengths[request] else 1 + (request * 31 + number) % (VOCABULARY - 1)

@@ -66,11 +66,6 @@ class LlamaConfig:
         """Whether each query and key head is normalised before the rotation."""
         return self.architecture == "qwen3"
 
-    @property
-    def qkv_width(self) -> int:
-        """Width of queries, keys and values side by side."""
-        return (self.heads + 2 * self.kv_heads) * self.head_size
-
     def to_json(self) -> str:
         """As text, for the header of a cache file."""
         return json.dumps(asdict(self))
