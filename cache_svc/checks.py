@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from cache_svc.blocks import GRANTED, ID_MASK, SEALED, WRITING
-from jitney.block_ops import Batch, Block, DeclaredBlock, RequestId
+from jitney.block_ops import Batch, Block, DeclaredBlock, RequestId, Tier
 from jitney.errors import InvalidRequest
 from jitney.keys import KEY_BYTES, Key
 
@@ -28,6 +28,11 @@ def check(batch: Batch, total: int, block_tokens: int) -> None:
     for release in batch.releases:
         _request(release.request, "releases.request")
         _blocks(release.blocks, total, "releases.blocks")
+    for swap in batch.swaps:
+        _request(swap.request, "swaps.request")
+        if swap.tier not in (Tier.CPU, Tier.SSD):
+            what = f"swaps.tier is {swap.tier.name}, must be CPU or SSD"
+            raise InvalidRequest(what, field="swaps.tier", limit="CPU or SSD", value=swap.tier.name)
     for bind in batch.binds:
         _request(bind.request, "binds.request")
         _blocks(bind.blocks, total, "binds.blocks")

@@ -30,6 +30,8 @@ from jitney.errors import InvalidRequest, Missing
 from jitney.keys import Key
 from jitney.serving import logs, tracing
 from jitney.serving.server import build_server, serve_until_signal
+from jitney.ticket_codec import decode_call
+from jitney.ticket_ops import AbortTicket, LoadDone, StoreDone
 
 SERVICE = "jitney.cache.v1.Cache"
 MAX_CHAINS = 64
@@ -122,21 +124,15 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
         return encode_hits([ledger.lookup(chain) for chain in decode_chains(request)])
 
     async def Tickets(self, requests: AsyncIterator[pb.TicketCall], context: Any) -> AsyncIterator[pb.TicketEvent]:
-        """There is no tier below the device: nothing can be stored and nothing loaded, so that each is LOST."""
+        """There is no tier below the device: no ticket was ever given, and nothing can be prefetched."""
         async for message in requests:
             self._session(message)
-            kind = message.WhichOneof("call")
-            if kind is None:
-                raise InvalidRequest("the ticket call names no call", field="call")
-            call = getattr(message, kind)
-            if kind in ("prepare_store", "prepare_load"):
-                yield pb.TicketEvent(request=call.request, state=pb.TICKET_STATE_LOST, keys=call.keys)
-            else:
-                raise Missing(
-                    f"ticket {call.ticket} was never given: this cache has no tier below the device",
-                    field="ticket",
-                    value=call.ticket,
-                )
+            call = decode_call(message)
+            if isinstance(call, StoreDone | LoadDone | AbortTicket):
+                raise Missing(f"ticket {call.ticket} was never given", field="ticket", value=call.ticket)
+        nothing: tuple[pb.TicketEvent, ...] = ()
+        for event in nothing:
+            yield event
 
     async def Invalidate(self, request: pb.InvalidateRequest, context: Any) -> pb.InvalidateResponse:
         """Removes blocks that nobody holds, with all behind them; what is held stays until it is released."""

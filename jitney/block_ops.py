@@ -45,6 +45,15 @@ class ResultCode(IntEnum):
     IN_PLACE = 8
 
 
+class Tier(IntEnum):
+    """Where a block's bytes are."""
+
+    UNSPECIFIED = 0
+    DEVICE = 1
+    CPU = 2
+    SSD = 3
+
+
 class BlockState(IntEnum):
     """FREE -> GRANTED -> WRITING -> SEALED(holders >= 1) <-> CACHED(no holder, evictable) -> FREE."""
 
@@ -83,6 +92,14 @@ class Release:
 
     request: RequestId
     blocks: Sequence[Block] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Swap:
+    """The request has nothing on the device any more; what it had sealed is stored in `tier` and pinned there."""
+
+    request: RequestId
+    tier: Tier
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +149,7 @@ class Reserve:
     request: RequestId
     keys: Sequence[Key]
     blocks_total: int
+    load_blocks: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +162,7 @@ class Batch:
     seals: Sequence[Seal] = ()
     withdraws: Sequence[Withdraw] = ()
     releases: Sequence[Release] = ()
+    swaps: Sequence[Swap] = ()
     binds: Sequence[Bind] = ()
     returns: Sequence[Return] = ()
     shares: Sequence[Share] = ()
@@ -184,11 +203,42 @@ class AcquireResult:
 
 @dataclass(frozen=True, slots=True)
 class ReserveResult:
-    """New blocks in the order of the chain."""
+    """New blocks in the order of the chain; the first `cpu_blocks + ssd_blocks` come from there under `ticket`."""
 
     code: ResultCode
     blocks: Sequence[Block] = ()
     short_by: int = 0
+    ticket: int = 0
+    cpu_blocks: int = 0
+    ssd_blocks: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SwapResult:
+    """Blocks pinned for the request in the tier or on the way to it; of these, those that are still to be stored."""
+
+    code: ResultCode
+    pinned_blocks: int = 0
+    leaving_blocks: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Of a lower tier: blocks that can be stored, that can be pinned, and that wait for a copy to or from the SSD."""
+
+    free_blocks: int = 0
+    pin_blocks: int = 0
+    queue_blocks: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LowerTiers:
+    """Room below the device, and the measured rates of the SSD (0: unknown)."""
+
+    cpu: Room = field(default_factory=Room)
+    ssd: Room = field(default_factory=Room)
+    ssd_write_bytes_per_s: int = 0
+    ssd_read_bytes_per_s: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +259,7 @@ class BatchAnswer:
     seals: Sequence[Sequence[ResultCode]] = ()
     withdraws: Sequence[ResultCode] = ()
     releases: Sequence[Sequence[ResultCode]] = ()
+    swaps: Sequence[SwapResult] = ()
     binds: Sequence[Sequence[ResultCode]] = ()
     returns: Sequence[Sequence[ResultCode]] = ()
     shares: Sequence[ResultCode] = ()
@@ -218,6 +269,7 @@ class BatchAnswer:
     granted: Sequence[Block] = ()
     joins: Sequence[JoinEvent] = ()
     apply_us: int = 0
+    lower: LowerTiers = field(default_factory=LowerTiers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,8 +306,16 @@ class DeclaredBlock:
     model_version: str = ""
     holders: Sequence[RequestId] = ()
     joiners: Sequence[RequestId] = ()
-    quarantined_until_step: int = 0
-    ticket: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A file of the CPU tier: `slots` slots of `slot_bytes`, then a uint32 generation for each."""
+
+    path: str
+    bytes: int
+    slots: int
+    slot_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,3 +324,4 @@ class Opened:
 
     epoch: int
     boot_id: bytes
+    segments: Sequence[Segment] = ()

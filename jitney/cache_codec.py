@@ -27,14 +27,19 @@ from jitney.block_ops import (
     Fork,
     ForkResult,
     JoinEvent,
+    LowerTiers,
     Release,
     RequestId,
     Reserve,
     ReserveResult,
     ResultCode,
     Return,
+    Room,
     Seal,
     Share,
+    Swap,
+    SwapResult,
+    Tier,
     Withdraw,
 )
 from jitney.cache.v1 import cache_pb2 as pb
@@ -44,6 +49,7 @@ from jitney.keys import KEY_BYTES, Key
 _HANDLE = np.dtype("<u8")
 _KEY = np.dtype(f"V{KEY_BYTES}")
 _CODES = tuple(ResultCode)
+_NO_TIERS = LowerTiers()
 
 
 def encode_batch(batch: Batch, executor: str) -> pb.Batch:
@@ -68,6 +74,7 @@ def encode_batch(batch: Batch, executor: str) -> pb.Batch:
         ],
         withdraws=[pb.Withdraw(request=op.request) for op in batch.withdraws],
         releases=[pb.Release(request=op.request, blocks=_from_handles(op.blocks)) for op in batch.releases],
+        swaps=[pb.Swap(request=op.request, tier=_wire(op.tier)) for op in batch.swaps],
         binds=[pb.Bind(request=op.request, blocks=_from_handles(op.blocks)) for op in batch.binds],
         returns=[pb.Return(blocks=_from_handles(op.blocks)) for op in batch.returns],
         shares=[pb.Share(block=op.block, requests=op.requests) for op in batch.shares],
@@ -77,7 +84,12 @@ def encode_batch(batch: Batch, executor: str) -> pb.Batch:
             for op in batch.acquires
         ],
         reserves=[
-            pb.Reserve(request=op.request, keys=b"".join(op.keys), blocks_total=op.blocks_total)
+            pb.Reserve(
+                request=op.request,
+                keys=b"".join(op.keys),
+                blocks_total=op.blocks_total,
+                load_blocks=op.load_blocks,
+            )
             for op in batch.reserves
         ],
         grant=batch.grant,
@@ -105,6 +117,7 @@ def decode_batch(message: pb.Batch) -> Batch:
         ],
         withdraws=[Withdraw(RequestId(op.request)) for op in message.withdraws],
         releases=[Release(RequestId(op.request), _handles(op.blocks, "releases.blocks")) for op in message.releases],
+        swaps=[Swap(RequestId(op.request), _tier(op.tier)) for op in message.swaps],
         binds=[Bind(RequestId(op.request), _handles(op.blocks, "binds.blocks")) for op in message.binds],
         returns=[Return(_handles(op.blocks, "returns.blocks")) for op in message.returns],
         shares=[Share(Block(op.block), [RequestId(r) for r in op.requests]) for op in message.shares],
@@ -113,7 +126,8 @@ def decode_batch(message: pb.Batch) -> Batch:
             Acquire(RequestId(op.request), _keys(op.keys, "acquires.keys"), op.least_blocks) for op in message.acquires
         ],
         reserves=[
-            Reserve(RequestId(op.request), _keys(op.keys, "reserves.keys"), op.blocks_total) for op in message.reserves
+            Reserve(RequestId(op.request), _keys(op.keys, "reserves.keys"), op.blocks_total, op.load_blocks)
+            for op in message.reserves
         ],
         grant=message.grant,
     )
@@ -129,6 +143,12 @@ def encode_answer(answer: BatchAnswer, *, epoch: int, boot_id: bytes, apply_us: 
         seals=[pb.BlockCodes(codes=bytes(codes)) for codes in answer.seals],
         withdraws=bytes(answer.withdraws),
         releases=[pb.BlockCodes(codes=bytes(codes)) for codes in answer.releases],
+        swaps=[
+            pb.SwapResult(
+                code=_wire(result.code), pinned_blocks=result.pinned_blocks, leaving_blocks=result.leaving_blocks
+            )
+            for result in answer.swaps
+        ],
         binds=[pb.BlockCodes(codes=bytes(codes)) for codes in answer.binds],
         returns=[pb.BlockCodes(codes=bytes(codes)) for codes in answer.returns],
         shares=bytes(answer.shares),
@@ -140,9 +160,17 @@ def encode_answer(answer: BatchAnswer, *, epoch: int, boot_id: bytes, apply_us: 
             for result in answer.acquires
         ],
         reserves=[
-            pb.ReserveResult(code=_wire(result.code), blocks=_from_handles(result.blocks), short_by=result.short_by)
+            pb.ReserveResult(
+                code=_wire(result.code),
+                blocks=_from_handles(result.blocks),
+                short_by=result.short_by,
+                ticket=result.ticket,
+                cpu_blocks=result.cpu_blocks,
+                ssd_blocks=result.ssd_blocks,
+            )
             for result in answer.reserves
         ],
+        lower=_encode_lower(answer.lower),
         granted=_from_handles(answer.granted),
         joins=[
             pb.JoinEvent(request=event.request, blocks=_from_handles(event.blocks), withdrawn=event.withdrawn)
@@ -160,6 +188,10 @@ def decode_answer(message: pb.BatchAnswer) -> BatchAnswer:
         seals=[_codes(block.codes, "seals") for block in message.seals],
         withdraws=_codes(message.withdraws, "withdraws"),
         releases=[_codes(block.codes, "releases") for block in message.releases],
+        swaps=[
+            SwapResult(_code(result.code, "swaps"), result.pinned_blocks, result.leaving_blocks)
+            for result in message.swaps
+        ],
         binds=[_codes(block.codes, "binds") for block in message.binds],
         returns=[_codes(block.codes, "returns") for block in message.returns],
         shares=_codes(message.shares, "shares"),
@@ -174,9 +206,17 @@ def decode_answer(message: pb.BatchAnswer) -> BatchAnswer:
             for result in message.acquires
         ],
         reserves=[
-            ReserveResult(_code(result.code, "reserves"), _handles(result.blocks, "reserves.blocks"), result.short_by)
+            ReserveResult(
+                _code(result.code, "reserves"),
+                _handles(result.blocks, "reserves.blocks"),
+                result.short_by,
+                result.ticket,
+                result.cpu_blocks,
+                result.ssd_blocks,
+            )
             for result in message.reserves
         ],
+        lower=_decode_lower(message.lower),
         granted=_handles(message.granted, "granted"),
         joins=[
             JoinEvent(RequestId(event.request), _handles(event.blocks, "joins.blocks"), event.withdrawn)
@@ -184,6 +224,34 @@ def decode_answer(message: pb.BatchAnswer) -> BatchAnswer:
         ],
         apply_us=message.apply_us,
     )
+
+
+def _encode_lower(lower: LowerTiers) -> pb.LowerTiers | None:
+    if lower == _NO_TIERS:
+        return None
+    return pb.LowerTiers(
+        cpu=_encode_room(lower.cpu),
+        ssd=_encode_room(lower.ssd),
+        ssd_write_bytes_per_s=lower.ssd_write_bytes_per_s,
+        ssd_read_bytes_per_s=lower.ssd_read_bytes_per_s,
+    )
+
+
+def _encode_room(room: Room) -> pb.TierRoom:
+    return pb.TierRoom(free_blocks=room.free_blocks, pin_blocks=room.pin_blocks, queue_blocks=room.queue_blocks)
+
+
+def _decode_lower(message: pb.LowerTiers) -> LowerTiers:
+    return LowerTiers(
+        _decode_room(message.cpu),
+        _decode_room(message.ssd),
+        message.ssd_write_bytes_per_s,
+        message.ssd_read_bytes_per_s,
+    )
+
+
+def _decode_room(message: pb.TierRoom) -> Room:
+    return Room(message.free_blocks, message.pin_blocks, message.queue_blocks)
 
 
 def encode_counts(counts: Counts) -> pb.Counts:
@@ -261,8 +329,6 @@ def encode_declared(blocks: Sequence[DeclaredBlock]) -> list[pb.DeclaredBlock]:
             model_version=block.model_version,
             holders=block.holders,
             joiners=block.joiners,
-            quarantined_until_step=block.quarantined_until_step,
-            ticket=block.ticket,
         )
         for block in blocks
     ]
@@ -282,8 +348,6 @@ def decode_declared(messages: Sequence[pb.DeclaredBlock]) -> list[DeclaredBlock]
             model_version=message.model_version,
             holders=[RequestId(request) for request in message.holders],
             joiners=[RequestId(request) for request in message.joiners],
-            quarantined_until_step=message.quarantined_until_step,
-            ticket=message.ticket,
         )
         for message in messages
     ]
@@ -336,6 +400,15 @@ def _wire(number: IntEnum) -> Any:
 
 def _code(number: int, field: str) -> ResultCode:
     return _codes(bytes((min(number, 255),)), field)[0]
+
+
+def _tier(number: int) -> Tier:
+    try:
+        return Tier(number)
+    except ValueError as error:
+        raise InvalidRequest(
+            f"swaps.tier {number} is unknown", field="swaps.tier", limit=int(max(Tier)), value=number
+        ) from error
 
 
 def _state(number: int) -> BlockState:

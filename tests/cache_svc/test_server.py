@@ -22,6 +22,8 @@ from jitney.errors import Conflict, InvalidRequest, JitneyError, Missing
 from jitney.service_process import ServiceProcess
 from jitney.serving.channels import sync_channel
 from jitney.serving.status import from_rpc_error
+from jitney.ticket_codec import encode_call
+from jitney.ticket_ops import LoadDone, Ticket
 from tests.support.ledger_rig import BLOCK_TOKENS, boarding, prompt
 from tests.support.processes import service, wait_until
 
@@ -205,26 +207,17 @@ def test_redeclare_over_the_wire(client: Client) -> None:
         client.redeclare(pb.Declaration(complete=True))
 
 
-def test_tickets_say_that_there_is_no_lower_tier(client: Client) -> None:
+def test_a_ticket_that_was_never_given_is_refused(client: Client) -> None:
     client.open()
-    keys = b"".join(prompt(1, 2).keys)
-    calls = [
-        pb.TicketCall(prepare_store=pb.PrepareStore(request=1, keys=keys)),
-        pb.TicketCall(prepare_load=pb.PrepareLoad(request=2, keys=keys)),
-        pb.TicketCall(commit_load=pb.CommitLoad(ticket=3)),
-    ]
+    calls = [encode_call(None), encode_call(LoadDone(Ticket(3), 0))]
     for call in calls:
         call.executor, call.epoch, call.boot_id = client.executor, client.epoch, client.boot_id
     events = client.stub.Tickets(iter(calls), timeout=10)
-    assert [(next(events).state, request) for request in (1, 2)] == [
-        (pb.TICKET_STATE_LOST, 1),
-        (pb.TICKET_STATE_LOST, 2),
-    ]
     with pytest.raises(grpc.RpcError) as caught:
         next(events)
     error = from_rpc_error(caught.value)
     assert isinstance(error, Missing)
-    assert "no tier below the device" in error.message
+    assert (error.field, error.value) == ("ticket", "3")
 
 
 @pytest.mark.parametrize("what", ["prefix_key", "tenant", "salt_digest", "model_version"])

@@ -23,14 +23,19 @@ from jitney.block_ops import (
     Fork,
     ForkResult,
     JoinEvent,
+    LowerTiers,
     Release,
     RequestId,
     Reserve,
     ReserveResult,
     ResultCode,
     Return,
+    Room,
     Seal,
     Share,
+    Swap,
+    SwapResult,
+    Tier,
     Withdraw,
 )
 from jitney.cache.v1 import cache_pb2 as pb
@@ -53,6 +58,7 @@ U32, U64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
 REQUEST, BLOCK = U64.map(RequestId), U64.map(Block)
 KEY = st.binary(min_size=KEY_BYTES, max_size=KEY_BYTES).map(Key)
 CODE = st.sampled_from(ResultCode)
+ROOM = st.builds(Room, U32, U32, U32)
 
 
 def some(of: st.SearchStrategy[Any]) -> st.SearchStrategy[list[Any]]:
@@ -67,12 +73,13 @@ BATCH = st.builds(
     seals=some(st.builds(Seal, REQUEST, some(BLOCK), some(KEY), KEY, st.binary(), st.text(), st.binary(), st.text())),
     withdraws=some(st.builds(Withdraw, REQUEST)),
     releases=some(st.builds(Release, REQUEST, some(BLOCK))),
+    swaps=some(st.builds(Swap, REQUEST, st.sampled_from(Tier))),
     binds=some(st.builds(Bind, REQUEST, some(BLOCK))),
     returns=some(st.builds(Return, some(BLOCK))),
     shares=some(st.builds(Share, BLOCK, some(REQUEST))),
     forks=some(st.builds(Fork, REQUEST, BLOCK)),
     acquires=some(st.builds(Acquire, REQUEST, some(KEY), U32)),
-    reserves=some(st.builds(Reserve, REQUEST, some(KEY), U32)),
+    reserves=some(st.builds(Reserve, REQUEST, some(KEY), U32, U32)),
     grant=U32,
 )
 ANSWER = st.builds(
@@ -87,10 +94,12 @@ ANSWER = st.builds(
     shares=some(CODE),
     forks=some(st.builds(ForkResult, CODE, BLOCK)),
     acquires=some(st.builds(AcquireResult, CODE, some(BLOCK), U32, REQUEST)),
-    reserves=some(st.builds(ReserveResult, CODE, some(BLOCK), U32)),
+    reserves=some(st.builds(ReserveResult, CODE, some(BLOCK), U32, U64, U32, U32)),
     granted=some(BLOCK),
     joins=some(st.builds(JoinEvent, REQUEST, some(BLOCK), U32)),
     apply_us=st.integers(0, 2**62),
+    swaps=some(st.builds(SwapResult, CODE, U32, U32)),
+    lower=st.builds(LowerTiers, ROOM, ROOM, U64, U64),
 )
 
 
@@ -130,8 +139,6 @@ def test_lookups(chains: list[Chain], hits: list[ChainHits]) -> None:
             st.text(),
             some(REQUEST),
             some(REQUEST),
-            U64,
-            U64,
         )
     )
 )
