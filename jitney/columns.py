@@ -249,6 +249,7 @@ class AdmitColumns(Table):
     id: U64 = _column("u8", "request", writer="scheduler")
     tokens: I32 = _column("i4", "tokens", writer="scheduler")
     blocks: I32 = _column("i4", "blocks", writer="scheduler")
+    load_blocks: I32 = _column("i4", "blocks", writer="scheduler")
 
 
 @dataclass(frozen=True)
@@ -266,7 +267,7 @@ class PreemptColumns(Table):
 
 @dataclass(frozen=True)
 class PrefetchColumns(Table):
-    """Waiting requests whose prefix is to be brought up."""
+    """Waiting requests whose blocks are to be read from the SSD into the CPU tier: at most so many each."""
 
     name: ClassVar[str] = "PrefetchColumns"
 
@@ -283,6 +284,7 @@ class SubstituteColumns(Table):
     id: U64 = _column("u8", "request", writer="scheduler")
     tokens: I32 = _column("i4", "tokens", writer="scheduler")
     blocks: I32 = _column("i4", "blocks", writer="scheduler")
+    load_blocks: I32 = _column("i4", "blocks", writer="scheduler")
 
 
 @dataclass(frozen=True)

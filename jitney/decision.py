@@ -97,3 +97,4 @@ class Decision:
     chunk_cap_tokens: int = 0
     block_reserve: int = 0
     needed_blocks: int = 0
+    skipped_load_blocks: int = 0

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from jitney.columns import Table
+from jitney.columns import AdmitColumns, SubstituteColumns, Table
 from jitney.decision import Decision, PreemptionMode
 from jitney.errors import InvalidRequest
 from jitney.snapshot import MAX_CANDIDATES, MAX_POLICY_MEMORY_BYTES, HorizonKind, Settings
@@ -31,6 +31,8 @@ def check(decision: Decision, settings: Settings) -> None:
         _check_least(getattr(decision, name).tokens, f"{name}.tokens", least)
     for name in ("admit", "prefetch", "substitutes"):
         _check_least(getattr(decision, name).blocks, f"{name}.blocks", 0)
+    for name in ("admit", "substitutes"):
+        _check_loads(getattr(decision, name), name)
     mode = decision.preempt.mode
     if len(mode) and not _MODES[0] <= int(mode.min()) <= int(mode.max()) <= _MODES[1]:
         outside = mode[(mode < _MODES[0]) | (mode > _MODES[1])]
@@ -72,6 +74,15 @@ def _check_distinct(ids: NDArray[Any], field: str) -> None:
 def _check_least(column: NDArray[Any], field: str, least: int) -> None:
     if len(column) and (low := int(column.min())) < least:
         _refuse(field, f"at least {least}", low)
+
+
+def _check_loads(table: AdmitColumns | SubstituteColumns, field: str) -> None:
+    """Blocks that are loaded are some of those that the request takes."""
+    _check_least(table.load_blocks, f"{field}.load_blocks", 0)
+    over = np.flatnonzero(table.load_blocks > table.blocks)
+    if len(over):
+        row = int(over[0])
+        _refuse(f"{field}.load_blocks", f"at most {field}.blocks, {table.blocks[row]}", int(table.load_blocks[row]))
 
 
 def _between(field: str, value: int, least: int, most: int) -> None:

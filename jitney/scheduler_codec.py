@@ -208,6 +208,7 @@ def encode_decision(decision: Decision) -> bytes:
         chunk_cap_tokens=decision.chunk_cap_tokens,
         block_reserve=decision.block_reserve,
         needed_blocks=decision.needed_blocks,
+        skipped_load_blocks=decision.skipped_load_blocks,
     )
     for field in DECISION_TABLES:
         _put_table(getattr(message, field), getattr(decision, field))
@@ -254,6 +255,7 @@ def decode_decision(data: bytes) -> Decision:
         chunk_cap_tokens=message.chunk_cap_tokens,
         block_reserve=message.block_reserve,
         needed_blocks=message.needed_blocks,
+        skipped_load_blocks=message.skipped_load_blocks,
         **tables,
     )
 

@@ -7,6 +7,10 @@ the end: rows end, and a pool without rows keeps nothing back.
 A request at its preemption bound boards only with blocks for its whole remaining length, which stay kept for it: it
 is not thrown out again. One that was preempted less often boards again only with a block to spare for each running
 row, so that it does not leave again at the next one's need; unless it outranks those rows.
+
+What lies in a lower tier and is faster loaded than computed (see loading) counts as a hit for the tokens to compute,
+but takes device blocks as if it were computed. Such a request gets its row at once and its first tokens when the load
+has ended.
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ from scheduler_svc.budget import Budget, Reserve, growth_tokens
 from scheduler_svc.candidates import NO_HITS, Hits, hits_by_request
 from scheduler_svc.chunking import long_share
 from scheduler_svc.displacement import Displacement
+from scheduler_svc.loading import NO_LOAD, Load, LoadCosts
 from scheduler_svc.running import RunningRows
 
 
@@ -43,24 +48,26 @@ class Boarding:
     """Requests that board, as rows of the waiting table, and the first that does not."""
 
     rows: list[int] = field(default_factory=list)
-    tokens: list[int] = field(default_factory=list)  # of the first chunk; 0: it joins
+    tokens: list[int] = field(default_factory=list)  # of the first chunk; 0: it joins or loads
     blocks: list[int] = field(default_factory=list)  # beside its hits
     wanted: list[int] = field(default_factory=list)  # tokens to compute before its first new one; 0: it joins
+    loads: list[Load] = field(default_factory=list)
     wait: Wait | None = None
     kept: int = 0  # blocks for what they will generate
 
-    def add(self, row: int, tokens: int, blocks: int, wanted: int) -> None:
+    def add(self, row: int, tokens: int, blocks: int, wanted: int, load: Load) -> None:
         """One more."""
         self.rows.append(row)
         self.tokens.append(tokens)
         self.blocks.append(blocks)
         self.wanted.append(wanted)
+        self.loads.append(load)
 
     def top_up(self, left: int, chunk_cap: int) -> int:
         """Deals `left` tokens to the first chunks that could be larger; returns what nobody took."""
         for place, wanted in enumerate(self.wanted):
             more = min(min(wanted, chunk_cap) - self.tokens[place], left)
-            if more > 0:
+            if more > 0 and self.tokens[place]:
                 self.tokens[place] += more
                 left -= more
         return left
@@ -71,7 +78,12 @@ class Boarding:
         rows, tokens, blocks, wanted = (
             [column[place] for place in computes] for column in (self.rows, self.tokens, self.blocks, self.wanted)
         )
-        return Boarding(rows, tokens, blocks, wanted)
+        return Boarding(rows, tokens, blocks, wanted, [self.loads[place] for place in computes])
+
+    @property
+    def skipped_load_blocks(self) -> int:
+        """Blocks in lower tiers that are computed anew."""
+        return sum(load.found - load.blocks for load in self.loads)
 
     def columns(self, snapshot: Snapshot) -> AdmitColumns:
         """As the decision tells it."""
@@ -79,6 +91,7 @@ class Boarding:
             id=snapshot.waiting.id[self.rows] if self.rows else snapshot.waiting.id[:0],
             tokens=np.array(self.tokens, np.int32),
             blocks=np.array(self.blocks, np.int32),
+            load_blocks=np.array([load.blocks for load in self.loads], np.int32),
         )
 
 
@@ -103,13 +116,13 @@ def board(
     first = order[: max(budget.rows, 0) + 1 + more]
     lists = (a[first].tolist() for a in (table.id, table.tokens, table.new_tokens, table.preemptions))
     hits = hits_by_request(snapshot, rows.id)
-    spare = max(rows.count - reserve.growing, 0)
+    spare, costs = max(rows.count - reserve.growing, 0), LoadCosts.of(snapshot)
     for place, (row, id_, tokens, new, times) in enumerate(zip(first.tolist(), *lists, strict=True)):
         hit = hits.get(id_, NO_HITS)
         if displacement is not None and displacement.has_left(hit.owner):
             hit = hit._replace(owner=0)
         empty = rows.count == 0 and not out.rows
-        need = _need(snapshot, hit, tokens, new, times, 0 if empty else spare)
+        need = _need(snapshot, hit, costs, tokens, new, times, 0 if empty else spare)
         kept = 0 if empty else reserve.blocks + out.kept
         blocks = need.now + hit.unheld + (0 if empty else need.later + need.again)
         shut = closed
@@ -123,8 +136,10 @@ def board(
         if out.wait is not None:
             break
         others = len(out.rows) + 1 < len(order)
-        chunk = 0 if hit.owner else _chunk(settings, need.wanted, budget.tokens, others=others)
-        out.add(row, chunk, need.now, need.wanted)
+        idle = hit.owner or need.load.blocks
+        chunk = 0 if idle else _chunk(settings, need.wanted, budget.tokens, others=others)
+        out.add(row, chunk, need.now, need.wanted, need.load)
+        costs.take(need.load)
         if hit.owner and displacement is not None:
             displacement.keep(hit.owner)
         budget.rows -= 1
@@ -136,25 +151,34 @@ def board(
 
 class _Need(NamedTuple):
     """What a request needs to board: blocks `now`, and kept for `later`; `again`: more that must be free, so that one
-    that was preempted is not thrown out at once; tokens `wanted`, 0 if it joins; whether it is at its `bound`."""
+    that was preempted is not thrown out at once; tokens `wanted`, 0 if it joins; whether it is at its `bound`; and what
+    it loads."""
 
     now: int
     later: int
     again: int
     wanted: int
     bound: bool
+    load: Load
 
 
-def _need(snapshot: Snapshot, hit: Hits, tokens: int, new: int, times: int, spare: int) -> _Need:
+def _need(snapshot: Snapshot, hit: Hits, costs: LoadCosts, tokens: int, new: int, times: int, spare: int) -> _Need:
     """Of a request that was preempted `times` times; `spare`: a block for each running row that has none kept."""
     size = snapshot.settings.block_tokens
     bound = times >= snapshot.settings.max_preemptions
+    load = NO_LOAD
+    if hit.cpu + hit.ssd and not hit.owner:
+        behind = max(tokens // size - hit.blocks, 0)
+        cpu = min(hit.cpu, behind)
+        load = costs.best(cpu, min(hit.ssd, behind - cpu))
+    there = hit.blocks + load.blocks
     return _Need(
         now=max(-(-tokens // size) - hit.blocks, 0),
         later=_later(snapshot, tokens, new, whole=bound),
         again=spare if times and not bound else 0,
-        wanted=0 if hit.owner else tokens - min(hit.blocks * size, tokens - 1),
+        wanted=0 if hit.owner else tokens - min(there * size, tokens - 1),
         bound=bound,
+        load=load,
     )
 
 
@@ -166,7 +190,7 @@ def _wait(row: int, need: _Need, blocks: int, budget: Budget, kept: int, *, shut
     if shut or blocks > room:
         reason = WaitReason.BOUND if need.bound and not shut else WaitReason.BLOCKS
         return Wait(row, reason, blocks, max(room, 0), budget.blocks - max(room, 0))
-    if budget.tokens <= 0 and need.wanted:
+    if budget.tokens <= 0 and need.wanted and not need.load.blocks:
         return Wait(row, WaitReason.TOKENS, need.wanted, 0)
     return None
 

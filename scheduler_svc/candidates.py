@@ -9,12 +9,14 @@ from jitney.snapshot import MAX_CANDIDATES, Snapshot
 
 
 class Hits(NamedTuple):
-    """Device blocks of a request's prefix that are there; of these, those that nobody holds; and the running row that
-    is computing what follows, 0 if none is."""
+    """Device blocks of a request's prefix that are there; of these, those that nobody holds; the running row that is
+    computing what follows, 0 if none is; and the blocks behind them in the CPU tier and on the SSD."""
 
     blocks: int = 0
     unheld: int = 0
     owner: int = 0
+    cpu: int = 0
+    ssd: int = 0
 
 
 NO_HITS = Hits()
@@ -34,11 +36,13 @@ def hits_by_request(snapshot: Snapshot, running: U64) -> dict[int, Hits]:
         table.unheld_hit_blocks.tolist(),
         pending,
         table.pending_owner.tolist(),
+        table.cpu_hit_blocks.tolist(),
+        table.ssd_hit_blocks.tolist(),
         strict=True,
     )
     return {
-        id_: Hits(blocks, unheld, owner if ahead > 0 and owner in owners else 0)
-        for id_, blocks, unheld, ahead, owner in rows
+        id_: Hits(blocks, unheld, owner if ahead > 0 and owner in owners else 0, cpu, ssd)
+        for id_, blocks, unheld, ahead, owner, cpu, ssd in rows
     }
 
 

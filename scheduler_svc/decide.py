@@ -9,7 +9,8 @@ A step has no phases: every row has tokens computed and tokens wanted, and a ste
     4. Keep blocks for what runs: about to grow within the horizon, at its preemption bound, joined to a prefix,
        configured.
     5. Board waiting requests in the policy's order, by the whole prompt, until one does not fit; where it outranks
-       running rows, or where it pays, these make room for it. Tenants at their quota hold up nobody.
+       running rows, or where it pays, these make room for it. Tenants at their quota hold up nobody. What a lower
+       tier has of them is loaded if that is faster than to compute it.
        In static mode: a whole batch, once nothing runs, or nobody.
     6. What is left of the tokens goes to the chunks that could be larger.
     7. Name substitutes for rows that may end within the horizon, if rows are what is short.
@@ -147,7 +148,7 @@ def _told(snapshot: Snapshot, plan: Plan, build: str) -> Decision:
         run=RunColumns(id=rows.id[runs], tokens=plan.tokens[runs].astype(np.int32)),
         admit=plan.boarding.columns(snapshot),
         preempt=_preempt_columns(rows, relief),
-        prefetch=prefetches(snapshot, plan.order[len(plan.boarding.rows) :], plan.budget.blocks - plan.reserve.blocks),
+        prefetch=prefetches(snapshot, plan.order[~np.isin(plan.order, plan.boarding.rows + plan.standby.rows)]),
         substitutes=substitute_columns(snapshot, plan.standby),
         next_candidates=next_candidates(snapshot, plan.order, len(plan.boarding.rows)),
         coast_victims=coast_order(rows.without(relief.victims)),
@@ -162,6 +163,7 @@ def _told(snapshot: Snapshot, plan: Plan, build: str) -> Decision:
         chunk_cap_tokens=snapshot.settings.chunk_cap_tokens,
         block_reserve=snapshot.settings.block_reserve,
         needed_blocks=plan.horizon.needed_blocks,
+        skipped_load_blocks=plan.boarding.skipped_load_blocks,
     )
 
 

@@ -13,6 +13,7 @@ from jitney.snapshot import Snapshot
 from scheduler_svc.admission import Wait
 from scheduler_svc.decide import Plan, plan
 from scheduler_svc.displacement import MIN_GAIN_PERCENT
+from scheduler_svc.loading import Load
 from scheduler_svc.policies import BUILT_IN, PolicyBook
 from scheduler_svc.policies.base import Policy
 from scheduler_svc.quotas import Quotas, line
@@ -101,9 +102,12 @@ def _waiting(snapshot: Snapshot, planned: Plan, row: int, policy: Policy) -> Exp
     boarding = planned.boarding
     if row in boarding.rows:
         place = boarding.rows.index(row)
-        tokens, blocks = boarding.tokens[place], boarding.blocks[place]
+        tokens, blocks, load = boarding.tokens[place], boarding.blocks[place], boarding.loads[place]
         begins = f"with {tokens} tokens" if tokens else "and waits for a prefix that is being computed"
-        return Explanation("admitted", f"boards {begins}, takes {blocks} blocks", needed=blocks, available=blocks)
+        if load.blocks:
+            begins = "and waits for its blocks"
+        sentence = f"boards {begins}, takes {blocks} blocks{_loads(load, blocks)}"
+        return Explanation("admitted", sentence, needed=blocks, available=blocks)
     among = ~np.isin(snapshot.waiting.id, np.array([r.id for r in planned.refusals], np.uint64))
     boards, wait = set(boarding.rows), boarding.wait
     order = line(snapshot, planned.ranking, snapshot.waiting.rows, among, Quotas.of(snapshot))
@@ -120,6 +124,22 @@ def _waiting(snapshot: Snapshot, planned: Plan, row: int, policy: Policy) -> Exp
     first = int(snapshot.waiting.id[wait.row])
     sentence = f"stands behind request {first}, {ahead} are ahead of it ({says}); the first {lacks}"
     return Explanation("waiting", sentence, WaitReason.BEHIND, wait.needed, wait.available, ahead)
+
+
+def _loads(load: Load, blocks: int) -> str:
+    """What the lower tiers have of a request that boards, and what becomes of it."""
+    if not load.found:
+        return ""
+    where = "lower tiers" if load.ssd or not load.blocks else "the CPU tier"
+    if load.blocks:
+        instead = f"{_ms(load.load_us)} instead of {_ms(load.compute_us)} of prefill"
+        return f"; {load.blocks} of its {blocks} blocks are loaded from {where}, {instead}"
+    slower = f", at best {_ms(load.load_us)} instead of {_ms(load.compute_us)}" if load.compute_us else ""
+    return f"; {load.found} of its blocks lie in {where}, to compute them is faster{slower}"
+
+
+def _ms(time_us: int) -> str:
+    return f"{time_us // 1000}.{time_us % 1000 // 100} ms"
 
 
 def _held_back(snapshot: Snapshot, row: int, says: str) -> Explanation:

@@ -20,6 +20,7 @@ from jitney.snapshot import HorizonKind, Snapshot
 from scheduler_svc.admission import Boarding, board
 from scheduler_svc.budget import Budget, Reserve
 from scheduler_svc.horizon import Horizon
+from scheduler_svc.loading import LoadCosts
 from scheduler_svc.running import RunningRows
 
 LN2_PERMILLE = 693
@@ -27,9 +28,9 @@ LEAST_REMAINING_TOKENS = 4
 """Median of what is still to come for a row that is past its predicted length."""
 _ANY = 1 << 40
 PREFETCH_AHEAD = 8
-"""How many requests behind those that board may have their prefix brought up."""
+"""How many requests behind those that board or stand by may have their blocks read from the SSD."""
 PREFETCH_US = 500_000
-"""Copies for prefetching are at most so long, the copy queue included."""
+"""Reads for prefetching take at most so long, those that wait already included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,8 @@ def substitutes(
     """The next of `order` behind `boarding`, with the tokens and blocks that are left in `budget`; as many as `ends`
     calls for. `rows` are those that stay.
 
-    Each takes the tokens of the row that it replaces, at least one, and its share of what is left.
+    Each takes the tokens of the row that it replaces, at least one, and its share of what is left; what it loads, it
+    loads while it stands by.
     """
     if boarding.wait is None or boarding.wait.reason is not WaitReason.ROWS or ends.expected == 0:
         return Boarding()
@@ -95,33 +97,29 @@ def substitutes(
 def substitute_columns(snapshot: Snapshot, found: Boarding) -> SubstituteColumns:
     """As the decision tells it."""
     columns = found.columns(snapshot)
-    return SubstituteColumns(id=columns.id, tokens=columns.tokens, blocks=columns.blocks)
+    return SubstituteColumns(
+        id=columns.id, tokens=columns.tokens, blocks=columns.blocks, load_blocks=columns.load_blocks
+    )
 
 
-def prefetches(snapshot: Snapshot, behind: I64, blocks: int) -> PrefetchColumns:
-    """The first of `behind` whose prefix lies in a lower tier, while `blocks` that nobody needs and the time for
-    copies last."""
-    table, rates = snapshot.candidates, snapshot.rates
-    lower = table.cpu_hit_blocks.astype(np.int64) + table.ssd_hit_blocks
-    if not lower.any() or not rates.to_device_bytes_per_s or not rates.block_bytes:
+def prefetches(snapshot: Snapshot, behind: I64) -> PrefetchColumns:
+    """The first of `behind` that have blocks on the SSD and will load them faster than they are computed, while the CPU
+    tier has room and the time for reads lasts."""
+    table, rates, costs = snapshot.candidates, snapshot.rates, LoadCosts.of(snapshot)
+    if not rates.ssd_read_bytes_per_s or not rates.block_bytes or costs.copy_ns >= costs.compute_ns:
         return PrefetchColumns()
-    place = {int(table.id[row]): row for row in np.flatnonzero(lower).tolist()}
+    on_ssd = {int(table.id[row]): int(table.ssd_hit_blocks[row]) for row in np.flatnonzero(table.ssd_hit_blocks)}
     ids, counts = [], []
-    left_us = PREFETCH_US - snapshot.cpu.queue_us
+    room, left_us = snapshot.cpu.free_blocks, PREFETCH_US - snapshot.ssd.queue_us
     for id_ in snapshot.waiting.id[behind[:PREFETCH_AHEAD]].tolist():
-        row = place.get(id_)
-        if row is None:
+        blocks = on_ssd.get(id_, 0)
+        if not blocks:
             continue
-        cpu, ssd = int(table.cpu_hit_blocks[row]), int(table.ssd_hit_blocks[row])
-        cost_us = (cpu + ssd) * rates.block_bytes * 1_000_000 // rates.to_device_bytes_per_s
-        if ssd:
-            if not rates.ssd_read_bytes_per_s:
-                continue
-            cost_us += snapshot.ssd.queue_us + ssd * rates.block_bytes * 1_000_000 // rates.ssd_read_bytes_per_s
-        if cpu + ssd > blocks or cost_us > left_us:
+        read_us = blocks * costs.read_ns // 1000
+        if blocks > room or read_us > left_us:
             break
         ids.append(id_)
-        counts.append(cpu + ssd)
-        blocks -= cpu + ssd
-        left_us -= cost_us
+        counts.append(blocks)
+        room -= blocks
+        left_us -= read_us
     return PrefetchColumns(id=np.array(ids, np.uint64), blocks=np.array(counts, np.int32))

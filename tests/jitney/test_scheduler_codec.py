@@ -146,6 +146,7 @@ def test_decisions_round_trip() -> None:
         chunk_cap_tokens=7,
         block_reserve=8,
         needed_blocks=9,
+        skipped_load_blocks=3,
         **{field: full_table(kind, 2, rand) for field, kind in DECISION_TABLES.items()},
     )
     data = encode_decision(decision)

@@ -26,7 +26,8 @@ def runs(decision: Decision) -> dict[int, int]:
 
 
 def boards(decision: Decision) -> dict[int, tuple[int, int]]:
-    rows = zip(*(column.tolist() for _, column in decision.admit.columns()), strict=True)
+    admit = decision.admit
+    rows = zip(admit.id.tolist(), admit.tokens.tolist(), admit.blocks.tolist(), strict=True)
     return {id_: (tokens, blocks) for id_, tokens, blocks in rows}
 
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from jitney.decision import WaitReason
 from jitney.errors import Missing
-from jitney.snapshot import Blocks, Settings, Snapshot
+from jitney.snapshot import Blocks, Rates, Settings, Snapshot
 from scheduler_svc.explain import Explanation, explain
-from tests.support.situations import ending, running, waiting
+from tests.support.situations import candidates, ending, running, waiting
 
 
 def said(request: int, **fields: Any) -> Explanation:
@@ -53,6 +54,21 @@ def test_boarding_running_ending_refused() -> None:
     assert "frees 3 blocks" in said(9, ending=ending({"id": 9, "held_blocks": 3})).sentence
     told = said(101, waiting=waiting({"tokens": 1601}))
     assert told.state == "refused" and "needs 101 blocks, the pool has 100" in told.sentence
+
+
+def test_loading_and_what_does_not_pay() -> None:
+    rates = Rates(to_device_bytes_per_s=10**9, prefill_tokens_per_s=2000, block_bytes=340_000)
+    looked = candidates({"id": 101, "device_hit_blocks": 2, "cpu_hit_blocks": 12})
+    fields = {"waiting": waiting({"tokens": 640}), "candidates": looked, "blocks": Blocks(100, 90)}
+    assert said(101, rates=rates, **fields).sentence == (
+        "boards and waits for its blocks, takes 38 blocks; "
+        "12 of its 38 blocks are loaded from the CPU tier, 4.0 ms instead of 96.0 ms of prefill"
+    )
+    slow = replace(rates, to_device_bytes_per_s=10**7)
+    assert said(101, rates=slow, **fields).sentence == (
+        "boards with 16 tokens, takes 38 blocks; "
+        "12 of its blocks lie in lower tiers, to compute them is faster, at best 408.0 ms instead of 96.0 ms"
+    )
 
 
 def test_preempted() -> None:

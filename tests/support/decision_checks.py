@@ -56,11 +56,12 @@ def check_decision(snapshot: Snapshot, decision: Decision) -> None:
         assert decision.horizon_steps == 1 or decision.needed_blocks <= available + freed
     hits = dict(zip(snapshot.candidates.id.tolist(), zip(*_hit_columns(snapshot), strict=True), strict=True))
     unheld = 0
-    for id_, first, taken in zip(*(c.tolist() for _, c in decision.admit.columns()), strict=True):
+    for id_, first, taken, loaded in zip(*(c.tolist() for _, c in decision.admit.columns()), strict=True):
         total = -(-int(snapshot.waiting.tokens[waiting[id_]]) // settings.block_tokens)
         hit, free_hit, pending = hits.get(id_, (0, 0, 0))
         assert taken == max(total - hit, 0)
-        assert first >= 1 or pending > 0
+        assert first >= 1 or pending > 0 or loaded > 0
+        assert 0 <= loaded <= taken and (not loaded or first == 0)
         unheld += free_hit
     assert int(decision.admit.blocks.sum()) + unheld + grown <= available + freed
     named = decision.substitutes.id.tolist()

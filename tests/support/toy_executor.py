@@ -256,7 +256,8 @@ class ToyExecutor:
             self.preemptions += 1
             self.waiting.append(r)
         # Ended rows release with this batch: what the decision counted on was there without them.
-        for id_, tokens, blocks in zip(*(c.tolist() for _, c in decision.admit.columns()), strict=True):
+        admit = decision.admit
+        for id_, tokens, blocks in zip(admit.id.tolist(), admit.tokens.tolist(), admit.blocks.tolist(), strict=True):
             r = waiting[id_]
             self.waiting.remove(r)
             r.held, r.admitted_us = blocks, self.step * self.step_us
