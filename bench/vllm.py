@@ -85,12 +85,13 @@ def _variables() -> dict[str, str]:
     return {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": "", "VLLM_LOGGING_LEVEL": "ERROR"}
 
 
-class VllmSide:
-    """The subprocess. It does nothing but what it is told, so that its rounds and others' take turns."""
+class VllmProcess:
+    """A subprocess in that environment. It does nothing but what it is told, so that its rounds and others' take
+    turns."""
 
-    def __init__(self) -> None:
-        """Raises NoVllm."""
-        command = [str(environment()), "-P", str(Path(__file__).with_name("vllm_side.py"))]
+    def __init__(self, script: str) -> None:
+        """`script` lies beside this file. Raises NoVllm."""
+        command = [str(environment()), "-P", str(Path(__file__).with_name(script))]
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -99,17 +100,6 @@ class VllmSide:
             text=True,
             env=_variables(),
         )
-
-    def build(self, running: int, waiting: int, policy: str, seed: int) -> None:
-        """A scheduler with so many rows, and so many requests that wait."""
-        got = self._ask(build={"running": running, "waiting": waiting, "policy": policy, "seed": seed})
-        if got["running"] < running - 4:
-            raise NoVllm(f"it runs {got['running']} rows, {running} were asked for")
-
-    def steps_us(self, count: int) -> list[float]:
-        """Times of the next steps, in microseconds."""
-        times: Sequence[int] = self._ask(steps=count)["ns"]
-        return [ns / 1e3 for ns in times]
 
     def close(self) -> None:
         """Ends it."""
@@ -121,7 +111,8 @@ class VllmSide:
             self._process.kill()
             self._process.wait()
 
-    def _ask(self, **message: Any) -> dict[str, Any]:
+    def ask(self, **message: Any) -> dict[str, Any]:
+        """Its answer to one message. Raises NoVllm if it has ended."""
         assert self._process.stdin is not None and self._process.stdout is not None
         try:
             self._process.stdin.write(json.dumps(message) + "\n")
@@ -133,3 +124,22 @@ class VllmSide:
             raise NoVllm(f"its process ended with status {self._process.wait()}")
         answer: dict[str, Any] = json.loads(line)
         return answer
+
+
+class VllmSide(VllmProcess):
+    """Its scheduler, step by step."""
+
+    def __init__(self) -> None:
+        """Raises NoVllm."""
+        super().__init__("vllm_side.py")
+
+    def build(self, running: int, waiting: int, policy: str, seed: int) -> None:
+        """A scheduler with so many rows, and so many requests that wait."""
+        got = self.ask(build={"running": running, "waiting": waiting, "policy": policy, "seed": seed})
+        if got["running"] < running - 4:
+            raise NoVllm(f"it runs {got['running']} rows, {running} were asked for")
+
+    def steps_us(self, count: int) -> list[float]:
+        """Times of the next steps, in microseconds."""
+        times: Sequence[int] = self.ask(steps=count)["ns"]
+        return [ns / 1e3 for ns in times]
