@@ -16,7 +16,7 @@ pip = @if [ -t 1 ]; then \
 	else $(BIN)/python -m pip --disable-pip-version-check --no-input -qq $(1); fi
 
 .DEFAULT_GOAL := help
-.PHONY: help venv protos kernels model serve demo test test-slow lint types proto-check fmt bench-batching bench-decide bench-static bench-exercises bench-lengths k8s wheel clean distclean
+.PHONY: help venv protos kernels model serve demo test test-slow lint types proto-check fmt bench-batching bench-decide bench-ledger bench-static bench-exercises bench-lengths k8s wheel clean distclean
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):[^#]*## /\1\t/' | expand -t 18
@@ -86,6 +86,9 @@ bench-batching: kernels model ## tokens/s and step time at batch 1 to 128
 
 bench-decide: protos ## the control path of a step, beside vLLM's in-process scheduler
 	@$(BIN)/python -m bench.decide
+
+bench-ledger: protos ## block accounting of a step and a long prompt's look-up, beside vLLM's KVCacheManager
+	@$(BIN)/python -m bench.ledger
 
 bench-static: kernels model ## continuous batching beside static batches; horizons; chunked prefill
 	@$(BIN)/python -m bench.static

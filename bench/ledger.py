@@ -2,7 +2,7 @@
 
     python -m bench.ledger [--quick] [--rounds 5] [--steps 40] [--no-vllm]
 
-A step of 256 rows: 4 end, 16 complete a block, 16 begin one, 4 with prompts of 512 blocks (16 tokens each) are admitted.
+A step of 256 rows: 4 end, 16 complete a block, 16 begin one, 4 with prompts of 512 blocks of 16 tokens are admitted.
 Ours: one batch with all of it, to a `Ledger` in this process, and over gRPC, on the one long stream of the executor's
 client, from the batch's encoding to its decoded answer. Theirs: `free`, `allocate_slots` for every row that goes on,
 `get_computed_blocks` and `allocate_slots` for those that are admitted; "touched" leaves out the rows for which nothing
@@ -26,7 +26,6 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any, Final
 
 from bench.common import load_average
@@ -38,11 +37,13 @@ from cache_svc.blocks import BlockTable
 from cache_svc.ledger import Ledger
 from executor_svc.cache_client import CacheClient, CachePool
 from executor_svc.clock import MonotonicClock
-from jitney.block_ops import Batch, BatchAnswer
+from jitney.block_ops import Batch, BatchAnswer, Chain
 from jitney.keys import chain
 
+ALGORITHMS: Final = ("sha256_cbor", "sha256")
+"""Of vLLM; the last one is its default, and what the ratio is over."""
+HASHES: Final = 40
 MIXES: Final = (0, PROMPT_BLOCKS // 2, PROMPT_BLOCKS)
-HASHES_A_STEP: Final = 1
 Times = dict[str, list[float]]
 
 
@@ -93,6 +94,7 @@ class Mix:
 
     def __init__(self, common_blocks: int, cache: str, peer: VllmProcess | None) -> None:
         self.times: Times = defaultdict(list)
+        self._common_blocks = common_blocks
         self._peer = peer
         self._here, self._there = InProcess(), OverGrpc(cache)
         self._rows = {
@@ -103,11 +105,14 @@ class Mix:
             for _ in range(WARM_UP_STEPS):
                 rows.step()
         self._there.apply_us.clear()
-        self.hit_blocks = {rows.hit_blocks for rows in self._rows.values()}
+        for name, rows in self._rows.items():
+            self._check(name, rows.hit_blocks)
         if peer is not None:
-            self.hit_blocks.add(peer.ask(build={"common_blocks": common_blocks, "algorithm": "sha256"})["hit_blocks"])
-        if self.hit_blocks != {common_blocks}:
-            raise RuntimeError(f"{common_blocks} blocks should hit, {self.hit_blocks} did")
+            for algorithm in ALGORITHMS if common_blocks == PROMPT_BLOCKS else ALGORITHMS[-1:]:
+                built = peer.ask(build={"common_blocks": common_blocks, "algorithm": algorithm})
+                self._check("vllm", built["hit_blocks"])
+                if algorithm != ALGORITHMS[-1]:
+                    self._tell(f"vllm_hash_{algorithm}", peer.ask(hash=HASHES))
         gc.collect()
         gc.freeze()
 
@@ -118,7 +123,7 @@ class Mix:
         self._hash(steps)
         if self._peer is not None:
             self._tell("vllm", self._peer.ask(steps=steps))
-            self._tell("vllm_hash", self._peer.ask(hash=steps * HASHES_A_STEP))
+            self._tell("vllm_hash", self._peer.ask(hash=steps))
 
     def close(self) -> None:
         """Ends what this has begun."""
@@ -132,12 +137,15 @@ class Mix:
             began = time.perf_counter_ns()
             keys = chain(ROOT, prompt, BLOCK_TOKENS)
             hashed = time.perf_counter_ns()
-            hits = self._here.ledger.lookup(type(known)(known.request, keys))
+            hits = self._here.ledger.lookup(Chain(known.request, keys))
             ended = time.perf_counter_ns()
             self.times["hash"].append((hashed - began) / 1e3)
             self.times["hash_lookup"].append((ended - began) / 1e3)
-        if hits.device_blocks + hits.pending_blocks + (PROMPT_BLOCKS - hits.device_blocks) != PROMPT_BLOCKS:
-            raise RuntimeError(f"the look-up found {hits}")
+        self._check("look-up", hits.device_blocks)
+
+    def _check(self, name: str, hit_blocks: int) -> None:
+        if hit_blocks != self._common_blocks:
+            raise RuntimeError(f"{name}: {self._common_blocks} blocks of a prompt should be cached, {hit_blocks} are")
 
     def _tell(self, name: str, answer: dict[str, Any]) -> None:
         for kind, values in answer.items():
@@ -171,9 +179,9 @@ def measure(rounds: int, steps: int, wanted: bool) -> dict[int, dict[str, float]
     with services("cache_svc") as (cache,), peer(wanted) as theirs:
         for common_blocks in MIXES:
             mix = Mix(common_blocks, cache.target, theirs)
-            for _ in range(rounds):
-                mix.round(steps)
-            mix.close()
+            with contextlib.closing(mix):
+                for _ in range(rounds):
+                    mix.round(steps)
             found[common_blocks] = medians(mix.times)
             print(f"{common_blocks:>4} of {PROMPT_BLOCKS} cached: {json.dumps(found[common_blocks])}", flush=True)
     return found
@@ -197,7 +205,7 @@ def ratios(found: dict[int, dict[str, float]]) -> dict[str, float | None]:
 
 def main(arguments: Sequence[str]) -> int:
     """Measures and prints."""
-    parser = argparse.ArgumentParser(prog="python -m bench.ledger", description=__doc__.split("\n")[0])  # type: ignore[union-attr]
+    parser = argparse.ArgumentParser(prog="python -m bench.ledger", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--quick", action="store_true", help="one round")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=40)

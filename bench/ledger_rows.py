@@ -8,7 +8,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from bench.ledger_workload import ADMITTED_A_STEP, ANSWER_TOKENS, BLOCK_TOKENS, PROMPT_BLOCKS, PROMPT_TOKENS, ROWS, prompt
+from bench.ledger_workload import (
+    ADMITTED_A_STEP,
+    ANSWER_TOKENS,
+    BLOCK_TOKENS,
+    PROMPT_BLOCKS,
+    PROMPT_TOKENS,
+    ROWS,
+    prompt,
+)
 from jitney.block_ops import (
     Acquire,
     Batch,
@@ -33,19 +41,16 @@ Apply = Callable[[Batch], tuple[BatchAnswer, int]]
 
 @dataclass(slots=True)
 class Row:
-    """A request: its tokens up to its end, the keys of all their blocks, its blocks so far, and how many are sealed."""
+    """A request: its tokens up to its end, the keys of all their blocks and of its prompt's, its blocks so far, and how
+    many of them are sealed."""
 
     id: RequestId
     tokens: I32
     keys: list[Key]
+    prompt_keys: list[Key]
     length: int = PROMPT_TOKENS
     blocks: list[Block] = field(default_factory=list)
     sealed: int = 0
-
-    @property
-    def prompt_keys(self) -> list[Key]:
-        """Of the full blocks of its prompt."""
-        return self.keys[:PROMPT_BLOCKS]
 
     def seal(self, blocks: int) -> Seal:
         """Of its next so many blocks."""
@@ -111,7 +116,7 @@ class Rows:
     def _take(self, answer: BatchAnswer, admitted: Sequence[Row]) -> None:
         """Raises RuntimeError if the answer is not all well: the bench would measure something else."""
         codes = [code for each in (*answer.seals, *answer.releases, *answer.binds) for code in each]
-        codes += [result.code for result in (*answer.acquires, *answer.reserves)]
+        codes += [acquired.code for acquired in answer.acquires] + [reserved.code for reserved in answer.reserves]
         if wrong := set(codes) - {ResultCode.OK}:
             raise RuntimeError(f"the ledger answered {sorted(wrong)}")
         for row, acquired, reserved in zip(admitted, answer.acquires, answer.reserves, strict=True):
@@ -131,4 +136,5 @@ class Rows:
         number = self._count
         ids = prompt(number, self._common_blocks)
         tokens = np.concatenate((ids, np.full(ANSWER_TOKENS, number, np.int32))).astype("<i4")
-        return Row(RequestId(number), tokens, chain(ROOT, tokens, BLOCK_TOKENS))
+        keys = chain(ROOT, tokens, BLOCK_TOKENS)
+        return Row(RequestId(number), tokens, keys, keys[:PROMPT_BLOCKS])

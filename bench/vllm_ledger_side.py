@@ -6,9 +6,9 @@ Reads one JSON object a line from stdin, answers with one a line on stdout:
     {"steps": 20}                                              -> {"ns": [..], "touched_ns": [..]}
     {"hash": 20}                                               -> {"ns": [..], "hash_ns": [..], "hit_blocks": 512}
 
-A step is what its scheduler asks of the manager: `free` for the rows that have ended, `allocate_slots` for each row that
-goes on, `get_computed_blocks` and `allocate_slots` for each that is admitted. `touched_ns` leaves out the rows that
-neither complete nor begin a block. Making requests, hashing and state updates lie outside the time taken.
+A step is what its scheduler asks of the manager: `free` for the rows that have ended, `allocate_slots` for each row
+that goes on, `get_computed_blocks` and `allocate_slots` for each that is admitted. `touched_ns` leaves out the rows
+that neither complete nor begin a block. Making requests, hashing and state updates lie outside the time taken.
 """
 
 from __future__ import annotations

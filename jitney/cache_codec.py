@@ -1,11 +1,12 @@
 """Block operations and their results, between plain values and the messages of `jitney.cache.v1`.
 
-Packed fields go through numpy and bytes: handles are uint64 little-endian, keys 32 bytes each, codes one byte each.
+Packed fields: handles are uint64 little-endian, keys 32 bytes each, codes one byte each.
 Bytes that cannot be what they stand for raise InvalidRequest with the field, the limit and the value.
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from enum import IntEnum
 from typing import Any
@@ -46,7 +47,7 @@ from jitney.cache.v1 import cache_pb2 as pb
 from jitney.errors import InvalidRequest
 from jitney.keys import KEY_BYTES, Key
 
-_HANDLE = np.dtype("<u8")
+HANDLE_BYTES = 8
 _KEY = np.dtype(f"V{KEY_BYTES}")
 _CODES = tuple(ResultCode)
 _NO_TIERS = LowerTiers()
@@ -54,24 +55,11 @@ _NO_TIERS = LowerTiers()
 
 def encode_batch(batch: Batch, executor: str) -> pb.Batch:
     """The batch as a message. Epoch and boot id are set by who sends it. ValueError for numbers out of range."""
-    return pb.Batch(
+    message = pb.Batch(
         executor=executor,
         op_seq=batch.op_seq,
         step=batch.step,
         in_flight_step=batch.in_flight_step,
-        seals=[
-            pb.Seal(
-                request=op.request,
-                blocks=_from_handles(op.blocks),
-                keys=b"".join(op.keys),
-                parent=op.parent,
-                token_ids=op.token_ids,
-                tenant=op.tenant,
-                salt_digest=op.salt_digest,
-                model_version=op.model_version,
-            )
-            for op in batch.seals
-        ],
         withdraws=[pb.Withdraw(request=op.request) for op in batch.withdraws],
         releases=[pb.Release(request=op.request, blocks=_from_handles(op.blocks)) for op in batch.releases],
         swaps=[pb.Swap(request=op.request, tier=_wire(op.tier)) for op in batch.swaps],
@@ -79,25 +67,47 @@ def encode_batch(batch: Batch, executor: str) -> pb.Batch:
         returns=[pb.Return(blocks=_from_handles(op.blocks)) for op in batch.returns],
         shares=[pb.Share(block=op.block, requests=op.requests) for op in batch.shares],
         forks=[pb.Fork(request=op.request, block=op.block) for op in batch.forks],
-        acquires=[
-            pb.Acquire(request=op.request, keys=b"".join(op.keys), least_blocks=op.least_blocks)
-            for op in batch.acquires
-        ],
-        reserves=[
-            pb.Reserve(
-                request=op.request,
-                keys=b"".join(op.keys),
-                blocks_total=op.blocks_total,
-                load_blocks=op.load_blocks,
-            )
-            for op in batch.reserves
-        ],
         grant=batch.grant,
     )
+    _add_chains(message, batch)
+    return message
+
+
+def _add_chains(message: pb.Batch, batch: Batch) -> None:
+    """Operations that carry keys: made in place, as a list that is handed over is copied, keys and all."""
+    seals, acquires, reserves = message.seals, message.acquires, message.reserves
+    for seal in batch.seals:
+        seals.add(
+            request=seal.request,
+            blocks=_from_handles(seal.blocks),
+            keys=b"".join(seal.keys),
+            parent=seal.parent,
+            token_ids=seal.token_ids,
+            tenant=seal.tenant,
+            salt_digest=seal.salt_digest,
+            model_version=seal.model_version,
+        )
+    acquired: dict[RequestId, Sequence[Key]] = {}
+    for acquire in batch.acquires:
+        acquired[acquire.request] = acquire.keys
+        acquires.add(request=acquire.request, keys=b"".join(acquire.keys), least_blocks=acquire.least_blocks)
+    for reserve in batch.reserves:
+        known = acquired.get(reserve.request) is reserve.keys
+        reserves.add(
+            request=reserve.request,
+            keys=b"" if known else b"".join(reserve.keys),
+            keys_of_acquire=known,
+            blocks_total=reserve.blocks_total,
+            load_blocks=reserve.load_blocks,
+        )
 
 
 def decode_batch(message: pb.Batch) -> Batch:
-    """The batch of a message. InvalidRequest for packed bytes of a wrong length."""
+    """The batch of a message. InvalidRequest for packed bytes of a wrong length, or keys that are nowhere."""
+    acquires = [
+        Acquire(RequestId(op.request), _keys(op.keys, "acquires.keys"), op.least_blocks) for op in message.acquires
+    ]
+    acquired = {op.request: op.keys for op in acquires}
     return Batch(
         op_seq=message.op_seq,
         step=message.step,
@@ -122,15 +132,23 @@ def decode_batch(message: pb.Batch) -> Batch:
         returns=[Return(_handles(op.blocks, "returns.blocks")) for op in message.returns],
         shares=[Share(Block(op.block), [RequestId(r) for r in op.requests]) for op in message.shares],
         forks=[Fork(RequestId(op.request), Block(op.block)) for op in message.forks],
-        acquires=[
-            Acquire(RequestId(op.request), _keys(op.keys, "acquires.keys"), op.least_blocks) for op in message.acquires
-        ],
+        acquires=acquires,
         reserves=[
-            Reserve(RequestId(op.request), _keys(op.keys, "reserves.keys"), op.blocks_total, op.load_blocks)
+            Reserve(RequestId(op.request), _reserved(op, acquired), op.blocks_total, op.load_blocks)
             for op in message.reserves
         ],
         grant=message.grant,
     )
+
+
+def _reserved(op: pb.Reserve, acquired: dict[RequestId, Sequence[Key]]) -> Sequence[Key]:
+    if not op.keys_of_acquire:
+        return _keys(op.keys, "reserves.keys")
+    keys = acquired.get(RequestId(op.request))
+    if keys is None:
+        what = f"request {op.request} reserves the keys of an Acquire that the batch does not have"
+        raise InvalidRequest(what, field="reserves.keys_of_acquire", value=op.request)
+    return keys
 
 
 def encode_answer(answer: BatchAnswer, *, epoch: int, boot_id: bytes, apply_us: int) -> pb.BatchAnswer:
@@ -354,19 +372,21 @@ def decode_declared(messages: Sequence[pb.DeclaredBlock]) -> list[DeclaredBlock]
 
 
 def _from_handles(blocks: Sequence[Block]) -> bytes:
-    if len(blocks) == 1 and blocks[0] >> 64 == 0:  # most lists have one: an array costs five times as much
+    if len(blocks) == 1 and blocks[0] >> 64 == 0:  # most lists have one
         return blocks[0].to_bytes(8, "little")
-    return np.array(blocks, _HANDLE).tobytes() if blocks else b""
+    try:
+        return struct.pack(f"<{len(blocks)}Q", *blocks)
+    except struct.error as error:
+        raise ValueError(f"a handle is out of range: {error}") from error
 
 
 def _handles(data: bytes, field: str) -> list[Block]:
     if not data:
         return []
-    if len(data) == _HANDLE.itemsize:
+    if len(data) == HANDLE_BYTES:
         return [Block(int.from_bytes(data, "little"))]
-    _multiple(data, _HANDLE.itemsize, field)
-    handles: list[Block] = np.frombuffer(data, _HANDLE).tolist()
-    return handles
+    _multiple(data, HANDLE_BYTES, field)
+    return list(struct.unpack(f"<{len(data) // HANDLE_BYTES}Q", data))
 
 
 def _keys(data: bytes, field: str) -> list[Key]:
