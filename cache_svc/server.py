@@ -20,12 +20,10 @@ from jitney.cache.v1 import cache_pb2 as pb
 from jitney.cache.v1 import cache_pb2_grpc
 from jitney.cache_codec import (
     decode_batch,
-    decode_chains,
-    decode_declared,
     encode_answer,
     encode_counts,
-    encode_hits,
 )
+from jitney.chain_codec import decode_chains, decode_declared, encode_hits
 from jitney.errors import InvalidRequest, Missing
 from jitney.keys import Key
 from jitney.serving import logs, tracing

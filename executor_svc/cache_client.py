@@ -30,11 +30,9 @@ from jitney.cache.v1 import cache_pb2_grpc
 from jitney.cache_codec import (
     decode_answer,
     decode_counts,
-    decode_hits,
     encode_batch,
-    encode_chains,
-    encode_declared,
 )
+from jitney.chain_codec import decode_hits, encode_chains, encode_declared
 from jitney.errors import Aborted, Away, Conflict, Expired, JitneyError
 from jitney.serving import logs
 from jitney.serving.channels import channel

@@ -5,14 +5,10 @@ Bytes that cannot be what they stand for raise InvalidRequest with the field, th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import numpy as np
-
-from jitney.block_ops import Block, RequestId
+from jitney.block_ops import RequestId
 from jitney.cache.v1 import cache_pb2 as pb
 from jitney.errors import InvalidRequest
-from jitney.keys import KEY_BYTES, Key
+from jitney.packed import handles, pack, split_keys, unpack
 from jitney.ticket_ops import (
     AbortTicket,
     LoadDone,
@@ -27,8 +23,6 @@ from jitney.ticket_ops import (
     TicketLost,
 )
 
-_U64 = np.dtype("<u8")
-
 
 def encode_call(call: TicketCall | None) -> pb.TicketCall:
     """The call as a message, None as the hello. Executor, epoch and boot id are set by who sends it."""
@@ -36,7 +30,7 @@ def encode_call(call: TicketCall | None) -> pb.TicketCall:
         case None:
             return pb.TicketCall(hello=pb.Hello())
         case StoreDone(ticket, checksums):
-            return pb.TicketCall(store_done=pb.StoreDone(ticket=ticket, checksums=_pack(checksums)))
+            return pb.TicketCall(store_done=pb.StoreDone(ticket=ticket, checksums=pack(checksums)))
         case LoadDone(ticket, good):
             return pb.TicketCall(load_done=pb.LoadDone(ticket=ticket, good_blocks=good))
         case AbortTicket(ticket):
@@ -53,14 +47,14 @@ def decode_call(message: pb.TicketCall) -> TicketCall | None:
             return None
         case "store_done":
             done = message.store_done
-            return StoreDone(Ticket(done.ticket), _unpack(done.checksums, "store_done.checksums"))
+            return StoreDone(Ticket(done.ticket), unpack(done.checksums, "store_done.checksums"))
         case "load_done":
             return LoadDone(Ticket(message.load_done.ticket), message.load_done.good_blocks)
         case "abort":
             return AbortTicket(Ticket(message.abort.ticket))
         case "prefetch":
             wanted = message.prefetch
-            return Prefetch(RequestId(wanted.request), _keys(wanted.keys), wanted.blocks)
+            return Prefetch(RequestId(wanted.request), split_keys(wanted.keys, "prefetch.keys"), wanted.blocks)
         case _:
             raise InvalidRequest("the ticket call names no call", field="call")
 
@@ -69,11 +63,11 @@ def encode_event(event: TicketEvent) -> pb.TicketEvent:
     """The event as a message."""
     match event:
         case StoreOrder(ticket, blocks, slots, urgent):
-            order = pb.StoreOrder(ticket=ticket, blocks=_pack(blocks), slots=_pack(slots), urgent=urgent)
+            order = pb.StoreOrder(ticket=ticket, blocks=pack(blocks), slots=pack(slots), urgent=urgent)
             return pb.TicketEvent(store=order)
         case LoadReady(ticket, request, first, slots, checksums):
             ready = pb.LoadReady(
-                ticket=ticket, request=request, first=first, slots=_pack(slots), checksums=_pack(checksums)
+                ticket=ticket, request=request, first=first, slots=pack(slots), checksums=pack(checksums)
             )
             return pb.TicketEvent(load=ready)
         case TicketLost(ticket, first):
@@ -85,7 +79,7 @@ def decode_event(message: pb.TicketEvent) -> TicketEvent:
     match message.WhichOneof("event"):
         case "store":
             order = message.store
-            blocks = [Block(block) for block in _unpack(order.blocks, "store.blocks")]
+            blocks = handles(order.blocks, "store.blocks")
             return StoreOrder(Ticket(order.ticket), blocks, _slots(order.slots, "store.slots"), order.urgent)
         case "load":
             ready = message.load
@@ -94,7 +88,7 @@ def decode_event(message: pb.TicketEvent) -> TicketEvent:
                 RequestId(ready.request),
                 ready.first,
                 _slots(ready.slots, "load.slots"),
-                _unpack(ready.checksums, "load.checksums"),
+                unpack(ready.checksums, "load.checksums"),
             )
         case "lost":
             return TicketLost(Ticket(message.lost.ticket), message.lost.first)
@@ -102,32 +96,5 @@ def decode_event(message: pb.TicketEvent) -> TicketEvent:
             raise InvalidRequest("the ticket event names no event", field="event")
 
 
-def _pack(numbers: Sequence[int]) -> bytes:
-    return np.array(numbers, _U64).tobytes()
-
-
-def _unpack(data: bytes, field: str) -> list[int]:
-    if len(data) % _U64.itemsize:
-        raise InvalidRequest(
-            f"{field} has {len(data)} bytes, no multiple of {_U64.itemsize}",
-            field=field,
-            limit=_U64.itemsize,
-            value=len(data),
-        )
-    numbers: list[int] = np.frombuffer(data, _U64).tolist()
-    return numbers
-
-
 def _slots(data: bytes, field: str) -> list[Slot]:
-    return [Slot(slot) for slot in _unpack(data, field)]
-
-
-def _keys(data: bytes) -> list[Key]:
-    if len(data) % KEY_BYTES:
-        raise InvalidRequest(
-            f"prefetch.keys has {len(data)} bytes, no multiple of {KEY_BYTES}",
-            field="prefetch.keys",
-            limit=KEY_BYTES,
-            value=len(data),
-        )
-    return [Key(data[at : at + KEY_BYTES]) for at in range(0, len(data), KEY_BYTES)]
+    return [Slot(slot) for slot in unpack(data, field)]

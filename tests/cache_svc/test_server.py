@@ -17,7 +17,8 @@ import pytest
 from jitney.block_ops import Batch, BatchAnswer, BlockState, Chain, DeclaredBlock, Release, RequestId, handle
 from jitney.cache.v1 import cache_pb2 as pb
 from jitney.cache.v1 import cache_pb2_grpc
-from jitney.cache_codec import decode_answer, decode_hits, encode_batch, encode_chains, encode_declared
+from jitney.cache_codec import decode_answer, encode_batch
+from jitney.chain_codec import decode_hits, encode_chains, encode_declared
 from jitney.errors import Conflict, InvalidRequest, JitneyError, Missing
 from jitney.service_process import ServiceProcess
 from jitney.serving.channels import sync_channel

@@ -42,11 +42,13 @@ from jitney.cache.v1 import cache_pb2 as pb
 from jitney.cache_codec import (
     decode_answer,
     decode_batch,
+    encode_answer,
+    encode_batch,
+)
+from jitney.chain_codec import (
     decode_chains,
     decode_declared,
     decode_hits,
-    encode_answer,
-    encode_batch,
     encode_chains,
     encode_declared,
     encode_hits,
@@ -174,6 +176,25 @@ def test_unknown_numbers() -> None:
         decode_answer(pb.BatchAnswer(forks=[pb.ForkResult(code=99)]))  # type: ignore[arg-type]
 
 
+def test_a_chain_that_is_acquired_and_reserved_is_sent_once() -> None:
+    keys = [Key(bytes((number,)) * KEY_BYTES) for number in range(3)]
+    one = RequestId(1)
+    message = encode_batch(Batch(1, acquires=[Acquire(one, keys)], reserves=[Reserve(one, keys, 4)]), "e")
+    assert message.reserves[0].keys == b""
+    batch = decode_batch(message)
+    assert batch.reserves[0].keys is batch.acquires[0].keys
+    assert batch.reserves[0] == Reserve(one, keys, 4)
+
+
+def test_a_reserve_of_an_acquire_that_is_not_there() -> None:
+    message = pb.Batch(acquires=[pb.Acquire(request=1)], reserves=[pb.Reserve(request=2, keys_of_acquire=True)])
+    with pytest.raises(InvalidRequest) as caught:
+        decode_batch(message)
+    assert (caught.value.field, caught.value.value) == ("reserves.keys_of_acquire", "2")
+
+
 def test_numbers_out_of_range_cannot_be_sent() -> None:
+    with pytest.raises(ValueError, match="range"):
+        encode_batch(Batch(0, returns=[Return([Block(2**64), Block(1)])]), "e")
     with pytest.raises(ValueError, match="range"):
         encode_batch(Batch(0, grant=2**32), "e")
