@@ -18,6 +18,7 @@ from bench.workload import BLOCK_TOKENS, CONTEXT_TOKENS, POOL_BLOCKS, STEP_TOKEN
 from executor_svc.clock import MonotonicClock
 from executor_svc.live_request import LiveRequest
 from executor_svc.request import Submission
+from executor_svc.situation import Reads
 from executor_svc.step_plan import StepPlan, StepResult
 from jitney.snapshot import PolicyChoice, PolicyMemory, Settings
 
@@ -86,11 +87,11 @@ class ControlPath(LiveLoop):
         gc.collect()
         gc.freeze()
 
-    def follow(self, policy: str, columns: frozenset[str], steps: int) -> None:
+    def follow(self, policy: str, reads: Reads, steps: int) -> None:
         """Another policy from now on, and some steps for it to settle."""
         self.loop.policy.choice = PolicyChoice(policy)
         self.loop.policy.memory = PolicyMemory()
-        self.loop.policy.waiting_columns = columns
+        self.loop.policy.reads = reads
         self._take(steps)
 
     def steps(self, count: int, record: Recorder | None = None) -> Round:

@@ -32,6 +32,7 @@ from bench.live_loop import on_clients_loop, services
 from bench.vllm import NoVllm, VllmSide
 from executor_svc.decision_log import DecisionRecorder
 from executor_svc.scheduler_client import DECIDE
+from executor_svc.situation import Reads
 from jitney.scheduler_codec import decode_snapshot
 from jitney.serving.channels import channel
 from scheduler_svc.decide import decide
@@ -83,10 +84,10 @@ class Point:
     control_ratio: float | None
 
 
-def columns_of(policy: str) -> frozenset[str]:
-    """The waiting columns that the executor sends for a policy, as ListPolicies tells them."""
+def reads_of(policy: str) -> Reads:
+    """What the executor sends for a policy, as ListPolicies tells it."""
     kind = next(kind for kind in BUILT_IN.kinds if kind.name == policy)
-    return frozenset((*COMMON_WAITING_COLUMNS, *kind.waiting_columns, "id"))
+    return Reads(frozenset((*COMMON_WAITING_COLUMNS, *kind.waiting_columns, "id")), frozenset(kind.tables))
 
 
 def decide_us(snapshots: Sequence[bytes]) -> list[float]:
@@ -145,7 +146,7 @@ def measure(path: ControlPath, sides: Sides, plan: Plan, cores: str) -> tuple[di
     with busy_cores() if cores == "busy" else contextlib.nullcontext():
         for _ in range(plan.rounds):
             for policy in plan.policies:
-                path.follow(policy, columns_of(policy), SETTLE_STEPS)
+                path.follow(policy, reads_of(policy), SETTLE_STEPS)
                 got = path.steps(plan.steps)
                 ours[policy].rtt += got.rtt_us
                 ours[policy].control += got.control_us
@@ -182,8 +183,8 @@ def line_of(point: Point) -> str:
 
 
 def log_bytes_per_step(path: ControlPath, steps: int) -> float:
-    """Of the decision log, fcfs, full frames among them."""
-    path.follow("fcfs", columns_of("fcfs"), SETTLE_STEPS)
+    """Of the decision log, fcfs, full frames among them; all tables are sent, as an executor that keeps a log does."""
+    path.follow("fcfs", Reads(reads_of("fcfs").columns), SETTLE_STEPS)
     with tempfile.TemporaryDirectory(prefix="jitney-bench-log-") as folder:
         recorder = DecisionRecorder(Path(folder), 1 << 30)
         path.steps(steps, recorder.record)

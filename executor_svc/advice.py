@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import grpc.aio
 
+from executor_svc.situation import Reads
 from jitney.errors import Away, JitneyError
 from jitney.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
 from jitney.scheduler_codec import encode_snapshot
@@ -19,7 +20,7 @@ from jitney.snapshot import PolicyChoice, Snapshot
 TIMEOUT_S = 5.0
 
 T = TypeVar("T")
-Preview = Callable[[PolicyChoice, frozenset[str]], Snapshot]
+Preview = Callable[[PolicyChoice, Reads], Snapshot]
 
 
 class SchedulerAdvice:
@@ -28,10 +29,10 @@ class SchedulerAdvice:
     def __init__(
         self,
         addresses: Sequence[str],
-        preview: Callable[[PolicyChoice, frozenset[str]], Snapshot],
+        preview: Preview,
         tls_ca: Path | None = None,
     ) -> None:
-        """`preview` gives the situation as a policy that reads these waiting columns is shown it; may block."""
+        """`preview` gives the situation as a policy that reads so much is shown it; may block."""
         self._channels = [channel(address, tls_ca=tls_ca) for address in addresses]
         self._stubs: list[Any] = [scheduler_pb2_grpc.SchedulerStub(c) for c in self._channels]
         self._preview = preview
@@ -47,25 +48,25 @@ class SchedulerAdvice:
         request = scheduler_pb2.ExplainRequest(snapshot=message, id=request_id)
         return await self._first(lambda stub: stub.Explain(request, timeout=TIMEOUT_S))
 
-    async def waiting_columns(self, policy: str) -> frozenset[str] | None:
-        """What the policy reads of the waiting table; None if the schedulers do not know it. Away if none answers."""
+    async def reads(self, policy: str) -> Reads | None:
+        """What the policy reads of a snapshot; None if the schedulers do not know it. Away if none answers."""
         request = scheduler_pb2.ListPoliciesRequest()
         answer = await self._first(lambda stub: stub.ListPolicies(request, timeout=TIMEOUT_S))
         for info in answer.policies:
             if info.name == policy:
-                return frozenset(info.waiting_columns) | {"id"}
+                return Reads(frozenset(info.waiting_columns) | {"id"}, frozenset(info.tables))
         return None
 
-    async def try_policy(self, choice: PolicyChoice) -> frozenset[str] | None:
+    async def try_policy(self, choice: PolicyChoice) -> Reads | None:
         """Tries the policy on the situation of now; raises what a scheduler has against it.
 
-        Returns the waiting columns that it reads, for the executor to send from now on.
+        Returns what it reads, for the executor to send from now on.
         """
-        columns = await self.waiting_columns(choice.name)
-        trial = await asyncio.to_thread(self._preview, choice, columns or frozenset({"id"}))
+        reads = await self.reads(choice.name)
+        trial = await asyncio.to_thread(self._preview, choice, reads or Reads(frozenset({"id"}), frozenset()))
         message = scheduler_pb2.Snapshot.FromString(encode_snapshot(trial))
         await self._first(lambda stub: stub.DecideOnce(message, timeout=TIMEOUT_S))
-        return columns
+        return reads
 
     async def _first(self, ask: Callable[[Any], Awaitable[T]]) -> T:
         """The first answer; an error other than Away is an answer, too."""

@@ -1,7 +1,8 @@
 """The waiting requests that are likely next: hashed and looked up off the loop, at most 64 at a time.
 
 Hits grow old as blocks come and go; a candidate is looked up again after a while. A request that boards without a
-look-up loses nothing: its Acquire names the whole chain.
+look-up loses nothing: its Acquire names the whole chain. So one look-up every few steps is enough, unless one of the
+first in line is unknown.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from jitney.snapshot import MAX_CANDIDATES
 
 STALE_AFTER_STEPS = 8
 _NEWEST = 16
+_FIRST = 16
+"""So many of the line may board soon: they are looked up at once."""
 
 
 class Candidates:
@@ -32,6 +35,7 @@ class Candidates:
         self._order: Sequence[int] = ()
         self._hits: dict[int, tuple[ChainHits, int]] = {}
         self._asked = False
+        self._asked_step = -STALE_AFTER_STEPS
 
     def follow(self, order: U64) -> None:
         """The order that the last decision named."""
@@ -47,7 +51,7 @@ class Candidates:
         """Hashes and looks up the candidates whose hits are missing or old."""
         current = self._current()
         self._hits = {r.id: self._hits[r.id] for r in current if r.id in self._hits}
-        if self._asked:
+        if self._asked or not self._is_due(current, step):
             return
         chains = []
         for request in current:
@@ -57,8 +61,14 @@ class Candidates:
             if self._hasher.ready(request):
                 chains.append(Chain(request.id, request.hash_to(request.length, self._block_tokens)))
         if chains:
-            self._asked = True
+            self._asked, self._asked_step = True, step
             self._cache.lookup(chains)
+
+    def _is_due(self, current: Sequence[LiveRequest], step: int) -> bool:
+        """Whether hits grow old, or are unknown where they are wanted next."""
+        if step - self._asked_step >= STALE_AFTER_STEPS:
+            return True
+        return any(request.id not in self._hits for request in current[:_FIRST])
 
     def take_hits(self, step: int) -> bool:
         """Takes the answer to the last look-up; whether there was one."""

@@ -14,6 +14,7 @@ from executor_svc.counters import StepRecord
 from executor_svc.live_request import LiveRequest, State
 from executor_svc.loop import Loop
 from executor_svc.request import Answer, FinishReason, Submission
+from executor_svc.situation import Reads
 from jitney.block_ops import RequestId
 from jitney.decision import WaitReason
 from jitney.errors import Away, Duplicate, Missing, TooLarge
@@ -234,12 +235,12 @@ class Engine:
         history = [f"{(now_us - at) / 1e6:.3f} s ago: {what}" for at, what in list(request.events)]
         return request.id, self.loop.last_snapshot, history
 
-    def preview(self, choice: PolicyChoice, waiting_columns: frozenset[str]) -> Snapshot:
+    def preview(self, choice: PolicyChoice, reads: Reads) -> Snapshot:
         """The situation of now as that policy would be shown it; blocks until the loop has made it."""
         found: queue.SimpleQueue[Snapshot] = queue.SimpleQueue()
 
         def look(now_us: int) -> None:
-            found.put(self.loop.situation.preview(choice, waiting_columns, self.loop.step + 1, now_us))
+            found.put(self.loop.situation.preview(choice, reads, self.loop.step + 1, now_us))
 
         self.loop.intake.run(look)
         try:
@@ -247,18 +248,18 @@ class Engine:
         except queue.Empty:
             raise Away("the loop does not turn") from None
 
-    def set_policy(self, choice: PolicyChoice, waiting_columns: frozenset[str] | None = None) -> int:
+    def set_policy(self, choice: PolicyChoice, reads: Reads | None = None) -> int:
         """Changes the policy between two steps; returns the first step that it decides.
 
-        `waiting_columns` are those that it reads of the waiting table; None: as before.
+        `reads` is what it reads of a snapshot; None: as before.
         """
         done = threading.Event()
 
         def change(now_us: int) -> None:
             del now_us
             self.loop.policy.choice = choice
-            if waiting_columns is not None:
-                self.loop.policy.waiting_columns = waiting_columns
+            if reads is not None:
+                self.loop.policy.reads = reads
             registry = self.loop.registry  # its columns mean something else to each policy; its memory has sections
             registry.policy_a[:] = registry.policy_b[:] = 0
             done.set()

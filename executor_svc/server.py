@@ -18,6 +18,7 @@ from executor_svc.door import Door, Entry
 from executor_svc.engine import EngineStatus
 from executor_svc.limits import Limits
 from executor_svc.request import Answer, Finish, FinishReason, Submission
+from executor_svc.situation import Reads
 from executor_svc.streaming import Bells, Cursor
 from executor_svc.traced_model import RequestSpans
 from jitney.errors import Aborted, Away, Expired, JitneyError, Missing, TooLarge
@@ -41,7 +42,7 @@ class EnginePort(Protocol):
     def abort_request(self, request_id: int) -> None: ...
     def status(self, history_steps: int = 0) -> EngineStatus: ...
     def explain(self, client_id: str) -> tuple[int, Snapshot | None, list[str]]: ...
-    def set_policy(self, choice: PolicyChoice, waiting_columns: frozenset[str] | None = None) -> int: ...
+    def set_policy(self, choice: PolicyChoice, reads: Reads | None = None) -> int: ...
 
 
 class Advice(Protocol):
@@ -50,8 +51,8 @@ class Advice(Protocol):
     async def explain(self, snapshot: Snapshot, request_id: int) -> scheduler_pb2.Explanation:
         """Missing if the snapshot does not name the request."""
 
-    async def try_policy(self, choice: PolicyChoice) -> frozenset[str] | None:
-        """Returns the waiting columns that it reads if a scheduler decides by it."""
+    async def try_policy(self, choice: PolicyChoice) -> Reads | None:
+        """Returns what it reads if a scheduler decides by it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,8 +153,8 @@ class ExecutorService(executor_pb2_grpc.ExecutorServicer):
         if not choice.tables:  # those that there are stay
             status = await asyncio.to_thread(self._parts.engine.status)
             choice = replace(choice, tables=status.policy.tables)
-        columns = await self._parts.advice.try_policy(choice)
-        step = await asyncio.to_thread(self._parts.engine.set_policy, choice, columns)
+        reads = await self._parts.advice.try_policy(choice)
+        step = await asyncio.to_thread(self._parts.engine.set_policy, choice, reads)
         return pb.SetPolicyResponse(from_step=step)
 
     async def ExplainRequest(self, request: pb.ExplainRequestRequest, context: Any) -> pb.ExplainRequestResponse:

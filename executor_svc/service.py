@@ -88,6 +88,7 @@ class Executor:
         advice = SchedulerAdvice(self._config.schedulers, engine.preview, self._config.scheduler_ca)
         self._closing.push_async_callback(advice.close)
         engine.loop.situation.tenants = tenants
+        engine.loop.situation.shows_all = self._recorder is not None
         limits = self._config.limits()
         door = Door(tokenizer, info, limits, tenants)
         parts = Parts(engine, door, advice, wire.model_info(info, tokenizer, limits), self._spans)
@@ -162,16 +163,16 @@ class Executor:
         return engine, scheduler
 
     async def _follow_policy(self, engine: Engine, advice: SchedulerAdvice) -> None:
-        """Sends the columns that the configured policy reads, as soon as a scheduler has said which they are."""
+        """Sends what the configured policy reads and no more, as soon as a scheduler has said which they are."""
         choice = self._config.policy_choice()
         while True:
             try:
-                columns = await advice.waiting_columns(choice.name)
+                reads = await advice.reads(choice.name)
             except Away:
                 await asyncio.sleep(WATCH_S)
                 continue
-            if engine.loop.policy.choice == choice and columns is not None:
-                await asyncio.to_thread(engine.set_policy, choice, columns)
+            if engine.loop.policy.choice == choice and reads is not None:
+                await asyncio.to_thread(engine.set_policy, choice, reads)
             return
 
     async def _watch(self, engine: Engine) -> None:

@@ -24,6 +24,8 @@ DEFAULT_WAITING_COLUMNS = frozenset(
     {"id", "arrival_us", "tokens", "new_tokens", "priority", "preemptions", "tenant", "generated_tokens"}
 )
 """38 bytes a row: what fcfs and its like read."""
+OPTIONAL_TABLES = frozenset({"histograms", "tenants"})
+"""Tables that are sent only where they are read: for 1,000 waiting requests nine tenths of a snapshot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +50,21 @@ class EndedRequest:
     features: int
 
 
+@dataclass(frozen=True, slots=True)
+class Reads:
+    """What a policy reads: columns of the waiting table, `id` among them, and which of OPTIONAL_TABLES."""
+
+    columns: frozenset[str] = DEFAULT_WAITING_COLUMNS
+    tables: frozenset[str] = OPTIONAL_TABLES
+
+
 @dataclass(slots=True)
 class Policy:
     """The policy in force, with what it remembers; changed between two steps."""
 
     choice: PolicyChoice = field(default_factory=PolicyChoice)
     memory: PolicyMemory = field(default_factory=PolicyMemory)
-    waiting_columns: frozenset[str] = DEFAULT_WAITING_COLUMNS
+    reads: Reads = field(default_factory=Reads)
 
 
 class Situation:
@@ -86,6 +96,7 @@ class Situation:
         self._counters = counters
         self.histograms = Histograms()
         self.tenants = Tenants()
+        self.shows_all = False  # OPTIONAL_TABLES go along, read or not: for what is tried on a log later
         self._limits: LimitColumns | None = None
         self._ended: list[EndedRequest] = []
         self._told = 0
@@ -125,10 +136,10 @@ class Situation:
         """A snapshot was sent: with its answer, what ended before it is told."""
         self._told = len(self._ended)
 
-    def preview(self, choice: PolicyChoice, columns: frozenset[str], step: int, now_us: int) -> Snapshot:
+    def preview(self, choice: PolicyChoice, reads: Reads, step: int, now_us: int) -> Snapshot:
         """The situation as another policy would be shown it, with an empty memory."""
         kept = self._policy
-        self._policy = Policy(choice, waiting_columns=columns)
+        self._policy = Policy(choice, reads=reads)
         try:
             return self.snapshot(step, now_us)
         finally:
@@ -138,7 +149,7 @@ class Situation:
         """The situation, for the decision of `step`."""
         registry = self._registry
         running, ending = self._rows()
-        waiting, own = registry.waiting_tables(self._policy.waiting_columns)
+        waiting, own = registry.waiting_tables(self._policy.reads.columns)
         counts = self._apply.counts
         promised = self._apply.promised_blocks
         free = max(0, counts.free - promised) + self._course.reserved_blocks()
@@ -165,8 +176,8 @@ class Situation:
             candidates=self._candidates.table(),
             ended=_ended_table(self._ended[:MAX_ENDED]),
             ended_unlisted=max(0, len(self._ended) - MAX_ENDED),
-            tenants=self._tenants(),
-            histograms=self._histograms(np.concatenate((running, slots_of(self._candidates.requests())))),
+            tenants=self._tenants(whole=self._reads("tenants")),
+            histograms=self._histograms(running) if self._reads("histograms") else HistogramTable(),
             memory=self._policy.memory,
         )
 
@@ -185,15 +196,25 @@ class Situation:
             registry.shared_blocks[with_blocks] = self._blocks.shared(table_rows, registry.held_blocks[with_blocks])
         return slots[~last], slots[last]
 
-    def _tenants(self) -> TenantTable:
+    def _reads(self, table: str) -> bool:
+        return self.shows_all or table in self._policy.reads.tables
+
+    def _tenants(self, *, whole: bool) -> TenantTable:
+        """Of the tenants that have a request here; not `whole`: of those that have a quota of rows."""
         registry, served = self._registry, self._counters.served
         served.reach(len(registry.tenants))
         live, limits = registry.live_tenants(), self._limits_by_tenant()
+        if not whole:
+            live = live[limits.max_rows[live] > 0]
+            if len(live) == 0:
+                return TenantTable()
         slots = slots_of(registry.running)
         held = np.zeros(len(live), np.int64)
         block_bytes = self._rates.current().block_bytes
         blocks = np.array([len(r.blocks) for r in registry.running], np.int64)
-        np.add.at(held, np.searchsorted(live, registry.tenant[slots]), blocks * block_bytes)
+        tenants = registry.tenant[slots].astype(np.int64)
+        here = np.isin(tenants, live)
+        np.add.at(held, np.searchsorted(live, tenants[here]), blocks[here] * block_bytes)
         return TenantTable(
             tenant=live.astype(np.uint32),
             weight=limits.weight[live],
@@ -213,7 +234,9 @@ class Situation:
         self._limits.reach(names)
         return self._limits
 
-    def _histograms(self, slots: I64) -> HistogramTable:
+    def _histograms(self, running: I64) -> HistogramTable:
+        """Of the running rows and of the candidates."""
+        slots = np.concatenate((running, slots_of(self._candidates.requests())))
         pairs = self._registry.tenant[slots].astype(np.int64) << 32 | self._registry.endpoint[slots]
         return self.histograms.table(np.unique(pairs))
 

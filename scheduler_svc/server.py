@@ -126,7 +126,7 @@ class _Service:
         _: pb.ListPoliciesRequest,
         __: grpc.aio.ServicerContext[pb.ListPoliciesRequest, pb.ListPoliciesResponse],
     ) -> pb.ListPoliciesResponse:
-        """All policies, with parameters and the waiting columns that each reads."""
+        """All policies, with parameters and the tables and columns that each reads."""
         return pb.ListPoliciesResponse(
             build=self._policies.build,
             contract_version=CONTRACT_VERSION,
@@ -149,4 +149,5 @@ def _told(policy: type[Policy]) -> pb.PolicyInfo:
             for parameter in policy.parameters
         ],
         waiting_columns=sorted(COMMON_WAITING_COLUMNS + policy.waiting_columns),
+        tables=sorted(policy.tables),
     )

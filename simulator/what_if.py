@@ -22,7 +22,7 @@ from typing import Final
 
 from executor_svc.live_request import LiveRequest
 from executor_svc.request import Submission
-from executor_svc.situation import Policy
+from executor_svc.situation import Policy, Reads
 from executor_svc.tenants import TenantLimits, Tenants
 from jitney.block_ops import RequestId
 from jitney.columns import WaitingTable, columns_of
@@ -116,7 +116,7 @@ def carried(recording: Recording, choice: PolicyChoice, policies: PolicyBook) ->
     sim = Simulation(
         observed.settings,
         observed.pool_blocks,
-        policy=Policy(choice, waiting_columns=ALL_COLUMNS),
+        policy=Policy(choice, reads=Reads(ALL_COLUMNS)),
         rates=rates,
         model=model,
     )

@@ -22,6 +22,9 @@ Key = NDArray[np.signedinteger[Any]] | NDArray[np.unsignedinteger[Any]]
 COMMON_WAITING_COLUMNS = ("tokens", "new_tokens", "preemptions", "tenant")
 """Columns of the waiting table that every decision reads, beside id: 21 bytes a row."""
 
+OPTIONAL_TABLES = ("histograms", "tenants")
+"""Tables of the snapshot that large executors send only to policies that read them."""
+
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
@@ -61,6 +64,8 @@ class Policy(ABC):
     parameters: ClassVar[tuple[Parameter, ...]] = ()
     waiting_columns: ClassVar[tuple[str, ...]] = ()
     """What it reads of the waiting table beside id and the common columns; at most 40 bytes a row in all."""
+    tables: ClassVar[tuple[str, ...]] = OPTIONAL_TABLES
+    """Of OPTIONAL_TABLES, those that it reads; the executor may leave out the others, but for tenants with a quota."""
     reads_lengths: ClassVar[tuple[str, ...]] = ()
     """Tables ("running", "waiting") in which it reads predicted lengths: there it is shown blended ones (see
     `scheduler_svc.lengths`), elsewhere those of the executor."""

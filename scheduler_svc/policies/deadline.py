@@ -39,6 +39,7 @@ class Deadline(Policy):
     )
     reads_lengths: ClassVar[tuple[str, ...]] = ("running",)
     waiting_columns: ClassVar[tuple[str, ...]] = ("ttft_deadline_us", "deadline_us")
+    tables: ClassVar[tuple[str, ...]] = ("histograms",)
 
     def rank(self, snapshot: Snapshot, memory: bytes) -> Ranking:
         """Classes: 0 feasible, 1 hopeless. By (due, id)."""

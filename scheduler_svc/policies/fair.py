@@ -39,6 +39,7 @@ class Fair(Policy):
         Parameter("output_cost", "Cost of a generated token", 0, 1000, 2),
     )
     waiting_columns: ClassVar[tuple[str, ...]] = ("arrival_us",)
+    tables: ClassVar[tuple[str, ...]] = ("tenants",)
 
     def rank(self, snapshot: Snapshot, memory: bytes) -> Ranking:
         """By (virtual counter of the tenant at its turn, arrival)."""

@@ -14,6 +14,7 @@ class Fcfs(Policy):
     name: ClassVar[str] = "fcfs"
     summary: ClassVar[str] = "By arrival; priorities, deadlines and lengths play no part."
     waiting_columns: ClassVar[tuple[str, ...]] = ("arrival_us",)
+    tables: ClassVar[tuple[str, ...]] = ()
 
     def rank(self, snapshot: Snapshot, memory: bytes) -> Ranking:
         """By (arrival, id)."""

@@ -40,6 +40,7 @@ class Mlfq(Policy):
         Parameter("preempt", "1: waiting requests take the place of running ones on lower levels", 0, 1, 1),
     )
     waiting_columns: ClassVar[tuple[str, ...]] = ("arrival_us", "generated_tokens")
+    tables: ClassVar[tuple[str, ...]] = ("histograms",)
 
     def rank(self, snapshot: Snapshot, memory: bytes) -> Ranking:
         """By (level, arrival)."""

@@ -25,6 +25,7 @@ class Priority(Policy):
         Parameter("aging_us_per_level", "Waiting that raises a request by one; 0: never", 0, 3_600_000_000, 0),
     )
     waiting_columns: ClassVar[tuple[str, ...]] = ("arrival_us", "priority")
+    tables: ClassVar[tuple[str, ...]] = ()
 
     def rank(self, snapshot: Snapshot, memory: bytes) -> Ranking:
         """Classes are priorities, the highest first."""

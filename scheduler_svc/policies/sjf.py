@@ -29,6 +29,7 @@ class Sjf(Policy):
     )
     reads_lengths: ClassVar[tuple[str, ...]] = ("waiting",)
     waiting_columns: ClassVar[tuple[str, ...]] = ("arrival_us", "predicted_p50", "generated_tokens")
+    tables: ClassVar[tuple[str, ...]] = ()
 
     def rank(self, snapshot: Snapshot, memory: bytes) -> Ranking:
         """By (arrival + what is left * aging, id)."""

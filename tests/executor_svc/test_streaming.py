@@ -22,6 +22,7 @@ from executor_svc.limits import Limits
 from executor_svc.model_info import ModelInfo
 from executor_svc.request import Answer, Finish, FinishReason, Submission, TokenLogprobs
 from executor_svc.server import DOOR_THREADS, ExecutorService, Parts
+from executor_svc.situation import Reads
 from executor_svc.streaming import Bells, Cursor
 from executor_svc.tokenizer import Tokenizer, load_tokenizer
 from jitney.errors import Away, JitneyError, Missing, TooLarge
@@ -69,7 +70,7 @@ class PlayedEngine:
     def explain(self, client_id: str) -> tuple[int, Snapshot | None, list[str]]:
         return 1, self.snapshot, ["arrived"]
 
-    def set_policy(self, choice: PolicyChoice, waiting_columns: frozenset[str] | None = None) -> int:
+    def set_policy(self, choice: PolicyChoice, reads: Reads | None = None) -> int:
         return 1
 
     async def answer(self, index: int = 0) -> Answer:
@@ -99,7 +100,7 @@ class PlayedAdvice:
             raise self.error
         return scheduler_pb2.Explanation(state="running")
 
-    async def try_policy(self, choice: PolicyChoice) -> frozenset[str] | None:
+    async def try_policy(self, choice: PolicyChoice) -> Reads | None:
         if self.error is not None:
             raise self.error
         return None

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from executor_svc.situation import Policy
+from executor_svc.situation import Policy, Reads
 from executor_svc.tenants import TenantLimits, Tenants
 from jitney.decision_log import MAGIC, FrameEncoder
 from jitney.snapshot import PolicyChoice, Settings
@@ -30,7 +30,7 @@ def recorded(
     different weight, priorities, and deadlines for some."""
     rng = random.Random(seed)
     columns = frozenset({"id", "arrival_us", *COMMON_WAITING_COLUMNS, *BUILT_IN.choose(choice).waiting_columns})
-    sim = Simulation(settings, POOL_BLOCKS, policy=Policy(choice, waiting_columns=columns))
+    sim = Simulation(settings, POOL_BLOCKS, policy=Policy(choice, reads=Reads(columns)))
     sim.loop.situation.tenants = Tenants({"t0": TenantLimits(weight=2000), "t1": TenantLimits(max_rows=3)})
     sim.cache.audits = False
     sim.scheduler.log = []
