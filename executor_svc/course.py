@@ -49,18 +49,18 @@ class Course:
     _standby: list[Chosen] = field(default_factory=list)
 
     def heed(self, decision: Decision, now_us: int, *, cache_open: bool) -> Boarding:
-        """A new decision: unused substitutes of the last one go back, and who boards and who leaves is returned.
+        """A new decision: who boards and who leaves is returned. Substitutes of the last one that it names again stand
+        by as they are, or take their row if it admits them; the others go back.
 
         While the cache takes no batches (`cache_open` false) nobody boards and nobody is sent off.
         """
-        for request, _ in self._standby:
-            if request.state is State.STANDBY:
-                self.apply.dismiss(request)
+        stood_by = [request for request, _ in self._standby if request.state is State.STANDBY]
         self.decision, self.fresh, self.coasting = decision, True, False
         self._admitted, self._standby = [], []
         until_event = decision.horizon_kind is HorizonKind.UNTIL_EVENT
         self.steps_left = UNTIL_EVENT_STEPS if until_event else max(1, decision.horizon_steps)
         if not cache_open:
+            self._dismiss(stood_by)
             return Boarding()
         victims: list[LiveRequest] = []
         for row, victim_id in enumerate(decision.preempt.id.tolist()):
@@ -74,7 +74,23 @@ class Course:
         named = {request.id for request, _ in self._admitted}
         substitutes = self._waiting(decision.substitutes.id.tolist(), decision.substitutes.tokens.tolist())
         self._standby = [each for each in substitutes if each[0].id not in named][: self.settings.max_rows]
-        return Boarding(victims, [r for r, _ in self._admitted], [r for r, _ in self._standby])
+        named |= {request.id for request, _ in self._standby}
+        self._dismiss([request for request in stood_by if request.id not in named])
+        new = [r for r, _ in self._admitted if r.state is State.WAITING]
+        self._seat([r for r, _ in self._admitted if r.state is State.STANDBY])
+        return Boarding(victims, new, [r for r, _ in self._standby if r.state is State.WAITING])
+
+    def _dismiss(self, stood_by: Sequence[LiveRequest]) -> None:
+        for request in stood_by:
+            self.apply.dismiss(request)
+
+    def _seat(self, admitted: Sequence[LiveRequest]) -> None:
+        """Substitutes that are admitted: their blocks are there, or on the way."""
+        for request in admitted:
+            if request.blocks:
+                self.registry.promote(request)
+            else:
+                self.registry.board(request)
 
     def _why_preempted(self, table: PreemptColumns, row: int, victim: LiveRequest) -> str:
         """For `explain`: for whom, how, and what each way would have cost."""
@@ -88,7 +104,7 @@ class Course:
 
     def _waiting(self, ids: list[int], tokens: list[int]) -> list[Chosen]:
         found = [(self.registry.by_id.get(i), n) for i, n in zip(ids, tokens, strict=True)]
-        return [(r, n) for r, n in found if r is not None and r.state is State.WAITING]
+        return [(r, n) for r, n in found if r is not None and r.state in (State.WAITING, State.STANDBY)]
 
     def named(self) -> list[Chosen]:
         """The rows of the decision that run, with the token counts that it gave."""

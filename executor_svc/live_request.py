@@ -24,7 +24,7 @@ class State(IntEnum):
 
     BOARDING and RUNNING go back to WAITING when the room was short or the request is preempted. A substitute that a
     decision named is STANDBY: it waits, at its place, with its blocks reserved; it goes on to RUNNING when a row ends
-    within the horizon, else back to WAITING.
+    within the horizon or a decision admits it, and back to WAITING when a decision does not name it again.
     """
 
     WAITING = 0

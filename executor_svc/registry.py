@@ -104,14 +104,14 @@ class Registry:
         self._insert_waiting(request)
 
     def board(self, request: LiveRequest) -> None:
-        """WAITING -> BOARDING: it holds a row from here on."""
+        """WAITING or STANDBY -> BOARDING: it holds a row from here on."""
         self._leave_waiting(request)
         request.state = State.BOARDING
         self.loading[request.slot] = 1
         self.running.append(request)
 
     def promote(self, request: LiveRequest) -> None:
-        """STANDBY -> RUNNING: it takes the row of one that ended."""
+        """STANDBY -> RUNNING: it takes the row of one that ended, or that a decision gives it."""
         self._leave_waiting(request)
         request.state = State.RUNNING
         self.running.append(request)

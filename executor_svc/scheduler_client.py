@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import threading
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -86,6 +87,7 @@ class SchedulerClient:
         self._record = record
         self._current = 0
         self._wake = asyncio.Event()
+        self._handed = threading.Event()
         self._wanted: _Question | None = None
         self._settled: _Question | None = None  # the last one that was answered, or refused by all
         self._shown: frozenset[bytes] = frozenset()  # digests of the tables of the last snapshot that was answered
@@ -127,7 +129,9 @@ class SchedulerClient:
             tables,
         )
         with contextlib.suppress(RuntimeError):  # the asyncio loop is closed: nobody will answer
+            self._handed.clear()
             self._loop.call_soon_threadsafe(self._wake.set)
+            self._handed.wait(0.0005)
 
     def poll(self) -> Decision | None:
         """The decision for the last snapshot, once."""
@@ -165,7 +169,7 @@ class SchedulerClient:
         data = base
         while question is self._wanted:
             try:
-                answer, decision = await self._replicas[self._current].ask(data, self._wake)
+                answer, decision = await self._replicas[self._current].ask(data, self._wake, self._handed)
                 _check_answer(decision, question, data)
             except JitneyError as error:
                 attempt += 1
@@ -254,10 +258,10 @@ class _Replica:
         """Opens a stream. JitneyError if the replica does not answer in time."""
         await self._within(self._open(bell))
 
-    async def ask(self, data: bytes, bell: asyncio.Event) -> tuple[bytes, Decision]:
+    async def ask(self, data: bytes, bell: asyncio.Event, handed: threading.Event) -> tuple[bytes, Decision]:
         """The decision for a serialised snapshot, as it came and read. JitneyError, and the stream is gone, if there is
         none in time."""
-        return await self._within(self._ask(data, bell))
+        return await self._within(self._ask(data, bell, handed))
 
     async def close(self) -> None:
         """Ends stream and connection."""
@@ -293,9 +297,10 @@ class _Replica:
         call.add_done_callback(lambda _: bell.set())
         await call.wait_for_connection()
 
-    async def _ask(self, data: bytes, bell: asyncio.Event) -> tuple[bytes, Decision]:
+    async def _ask(self, data: bytes, bell: asyncio.Event, handed: threading.Event) -> tuple[bytes, Decision]:
         await self._open(bell)
         call = self._call
+        asyncio.get_running_loop().call_soon(handed.set)
         await call.write(data)
         answer = await call.read()
         if answer is grpc.aio.EOF:

@@ -200,12 +200,12 @@ class Situation:
         return self.shows_all or table in self._policy.reads.tables
 
     def _tenants(self, *, whole: bool) -> TenantTable:
-        """Of the tenants that have a request here; not `whole`: of those that have a quota of rows."""
+        """Of the tenants that have a request here; not `whole`: of those that have a quota."""
         registry, served = self._registry, self._counters.served
         served.reach(len(registry.tenants))
         live, limits = registry.live_tenants(), self._limits_by_tenant()
         if not whole:
-            live = live[limits.max_rows[live] > 0]
+            live = live[(limits.max_rows[live] > 0) | (limits.max_waiting_tokens[live] > 0)]
             if len(live) == 0:
                 return TenantTable()
         slots = slots_of(registry.running)
