@@ -84,6 +84,11 @@ _SCALARS: Mapping[type, tuple[str, ...]] = {
 _COLUMNS: Mapping[type[Table], tuple[Column, ...]] = {
     table: columns_of(table) for table in (*(kind for _, kind in SNAPSHOT_TABLES.values()), *DECISION_TABLES.values())
 }
+_EMPTY: Mapping[type[Table], Table] = {table: table() for table in _COLUMNS}
+_LAYOUT: Mapping[type[Table], tuple[tuple[str, np.dtype[Any], int, int], ...]] = {
+    table: tuple((c.name, c.dtype, c.dtype.itemsize, c.width) for c in columns) for table, columns in _COLUMNS.items()
+}
+"""Name, dtype, its size, and entries a row."""
 _ID = np.dtype("<u8")
 _TABLE_FIELDS: tuple[tuple[str, tuple[str, ...]], ...] = tuple(
     (target, tuple(field for field, (of, _) in SNAPSHOT_TABLES.items() if of == target))
@@ -149,7 +154,7 @@ def decode_snapshot(data: bytes) -> Snapshot:
             value=message.contract_version,
         )
     tables: dict[str, Any] = {
-        field: _get_table(getattr(message, source), kind, source) for field, (source, kind) in SNAPSHOT_TABLES.items()
+        field: _get_table(message, kind, source) for field, (source, kind) in SNAPSHOT_TABLES.items()
     }
     policy = message.policy
     return Snapshot(
@@ -229,17 +234,15 @@ def encode_decision(decision: Decision) -> bytes:
 def decode_decision(data: bytes) -> Decision:
     """The decision of `data`. InvalidRequest for what is not one."""
     message = _parse(pb.Decision, data, "decision")
-    tables: dict[str, Any] = {
-        field: _get_table(getattr(message, field), kind, field) for field, kind in DECISION_TABLES.items()
-    }
+    tables: dict[str, Any] = {field: _get_table(message, kind, field) for field, kind in DECISION_TABLES.items()}
     return Decision(
         incarnation=message.incarnation,
         step=message.step,
         attempt=message.attempt,
         snapshot_digest=message.snapshot_digest,
         build=message.build,
-        next_candidates=_array(message.next_candidates, _ID, "next_candidates"),
-        coast_victims=_array(message.coast_victims, _ID, "coast_victims"),
+        next_candidates=_ids_of(message.next_candidates, "next_candidates"),
+        coast_victims=_ids_of(message.coast_victims, "coast_victims"),
         horizon_kind=_enum(HorizonKind, message.horizon_kind, "horizon_kind"),
         horizon_steps=message.horizon_steps,
         wake_at_us=message.wake_at_us,
@@ -251,7 +254,7 @@ def decode_decision(data: bytes) -> Decision:
             Refusal(r.id, _enum(RefusalReason, r.reason, "refusals.reason"), r.limit, r.value, r.retry_after_us)
             for r in message.refusals
         ),
-        padding_rows=_array(message.padding_rows, _ID, "padding_rows"),
+        padding_rows=_ids_of(message.padding_rows, "padding_rows"),
         chunk_cap_tokens=message.chunk_cap_tokens,
         block_reserve=message.block_reserve,
         needed_blocks=message.needed_blocks,
@@ -321,35 +324,41 @@ def _put_table(message: Any, table: Table) -> None:
 
 
 def _get_table(message: Any, kind: type[T], field: str) -> T:
-    arrays = {}
-    rows = 0
-    for position, column in enumerate(_COLUMNS[kind]):
-        data = getattr(message, column.name)
+    """The table in a field of the message; its arrays lie over the message's bytes."""
+    empty = _EMPTY[kind]
+    if not message.HasField(field):
+        return empty  # type: ignore[return-value]
+    message = getattr(message, field)
+    arrays = dict(vars(empty))
+    rows = -1
+    for name, dtype, size, width in _LAYOUT[kind]:
+        data = getattr(message, name)
+        if rows < 0:
+            rows = len(data) // size
         if not data:
             continue
-        array = _array(data, column.dtype, f"{field}.{column.name}")
-        if position == 0:
-            rows = len(array)
-        elif len(array) != rows * column.width:
-            raise InvalidRequest(
-                f"{field}.{column.name} has {len(array)} entries, {rows} rows want {rows * column.width}",
-                field=f"{field}.{column.name}",
-                limit=rows * column.width,
-                value=len(array),
-            )
-        arrays[column.name] = array
-    return kind(**arrays)
+        if len(data) != rows * width * size:
+            raise _misfit(f"{field}.{name}", len(data), size, rows * width)
+        arrays[name] = np.frombuffer(data, dtype)
+    table = object.__new__(kind)
+    vars(table).update(arrays)  # a quarter of the time that __init__ takes
+    return table
 
 
-def _array(data: bytes, dtype: np.dtype[Any], field: str) -> NDArray[Any]:
-    if len(data) % dtype.itemsize:
-        raise InvalidRequest(
-            f"{field} has {len(data)} bytes, no multiple of {dtype.itemsize}",
-            field=field,
-            limit=dtype.itemsize,
-            value=len(data),
+def _misfit(field: str, size: int, itemsize: int, entries: int) -> InvalidRequest:
+    """A column that is not of so many entries."""
+    if size % itemsize:
+        return InvalidRequest(
+            f"{field} has {size} bytes, no multiple of {itemsize}", field=field, limit=itemsize, value=size
         )
-    return np.frombuffer(data, dtype)
+    found = size // itemsize
+    return InvalidRequest(f"{field} has {found} entries, {entries} are needed", field=field, limit=entries, value=found)
+
+
+def _ids_of(data: bytes, field: str) -> U64:
+    if len(data) % _ID.itemsize:
+        raise _misfit(field, len(data), _ID.itemsize, 0)
+    return np.frombuffer(data, _ID)
 
 
 def _ids(array: U64) -> bytes:

@@ -27,6 +27,9 @@ MAX_TIME_US = 1 << 61
 """On the executor's clock: sums of a few times stay inside of int64."""
 MAX_RATE = 10**15
 
+_LONG = 1024
+"""Rows from which on a column is better checked by itself."""
+
 _RUNNING_AT_LEAST = {
     "prompt_tokens": 1,
     "generated_tokens": 0,
@@ -116,10 +119,11 @@ def _check_whole(table: Table, field: str) -> None:
 
 
 def _check_rows(table: Table, field: str, least: dict[str, int]) -> None:
-    for name, limit in least.items():
-        column = getattr(table, name)
-        if len(column) and (low := int(column.min())) < limit:
-            _refuse(f"{field}.{name}", f"at least {limit}", low)
+    if table.rows and not _all_at_least(table, least):
+        for name, limit in least.items():
+            column = getattr(table, name)
+            if len(column) and (low := int(column.min())) < limit:
+                _refuse(f"{field}.{name}", f"at least {limit}", low)
     priority = getattr(table, "priority", None)
     if priority is not None and len(priority):
         low, high = PRIORITY_RANGE
@@ -128,14 +132,26 @@ def _check_rows(table: Table, field: str, least: dict[str, int]) -> None:
                 _refuse(f"{field}.priority", f"{low} to {high}", value)
 
 
+def _all_at_least(table: Table, least: dict[str, int]) -> bool:
+    """Whether all of the columns that were sent keep their limits: of short columns in one comparison."""
+    columns = [(column, limit) for name, limit in least.items() if len(column := getattr(table, name))]
+    if table.rows > _LONG:
+        return all(int(column.min()) >= limit for column, limit in columns)
+    if not columns:
+        return True
+    stacked = np.concatenate([column for column, _ in columns]).reshape(len(columns), -1)
+    limits = np.array([limit for _, limit in columns], np.int32)
+    return not np.count_nonzero(stacked < limits[:, None])
+
+
 def _check_running(running: RunningTable) -> None:
     for low, high in _RUNNING_NOT_ABOVE:
         _not_above(running, "running", low, high)
     sent = (running.prompt_tokens, running.generated_tokens, running.computed_tokens)
     if running.rows and all(len(column) for column in sent):
         known = running.prompt_tokens.astype(np.int64) + running.generated_tokens
-        row = int(np.argmax(running.computed_tokens - known))
-        if running.computed_tokens[row] > known[row]:
+        if np.count_nonzero(running.computed_tokens > known):
+            row = int(np.argmax(running.computed_tokens - known))
             _refuse(
                 "running.computed_tokens",
                 f"at most prompt + generated = {int(known[row])}",
@@ -143,8 +159,8 @@ def _check_running(running: RunningTable) -> None:
             )
     if len(running.loading) and int(running.loading.max()) > 1:
         _refuse("running.loading", "0 or 1", int(running.loading.max()))
-    own = running.waits_for == running.id if len(running.waits_for) else np.zeros(0, np.bool_)
-    if own.any():
+    own = running.waits_for == running.id if len(running.waits_for) else None
+    if own is not None and np.count_nonzero(own):
         _refuse("running.waits_for", "another request", int(running.id[int(np.argmax(own))]))
 
 
@@ -153,26 +169,26 @@ def _check_ids(running: RunningTable, waiting: WaitingTable) -> None:
         if table.rows and int(table.id.min()) == 0:
             _refuse(f"{field}.id", "at least 1", 0)
     run, wait = _distinct(running.id, "running.id"), _distinct(waiting.id, "waiting.id")
-    if len(run) and len(wait):
+    if len(run) and len(wait) and run[-1] >= wait[0] and wait[-1] >= run[0]:
         places = np.minimum(np.searchsorted(wait, run), len(wait) - 1)
         both = wait[places] == run
-        if both.any():
+        if np.count_nonzero(both):
             _refuse("waiting.id", "not in running too", int(run[int(np.argmax(both))]))
 
 
 def _distinct(ids: NDArray[Any], field: str) -> NDArray[Any]:
     """The ids, rising; ids mostly rise with arrival, so that there is rarely anything to sort."""
-    if len(ids) > 1 and not bool((ids[1:] > ids[:-1]).all()):
+    if len(ids) > 1 and np.count_nonzero(ids[1:] <= ids[:-1]):
         ids = np.sort(ids)
         twice = ids[1:] == ids[:-1]
-        if twice.any():
+        if np.count_nonzero(twice):
             _refuse(field, "each id once", int(ids[int(np.argmax(twice))]))
     return ids
 
 
 def _not_above(table: Table, field: str, low: str, high: str) -> None:
     lower, upper = getattr(table, low), getattr(table, high)
-    if len(lower) and len(upper) and (above := lower > upper).any():
+    if len(lower) and len(upper) and np.count_nonzero(above := lower > upper):
         row = int(np.argmax(above))
         _refuse(f"{field}.{low}", f"at most {high} = {int(upper[row])}", int(lower[row]))
 

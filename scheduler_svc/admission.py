@@ -24,7 +24,7 @@ from jitney.columns import I64, AdmitColumns
 from jitney.decision import WaitReason
 from jitney.snapshot import MAX_CANDIDATES, Settings, Snapshot
 from scheduler_svc.budget import Budget, Reserve, growth_tokens
-from scheduler_svc.candidates import NO_HITS, Hits, hits_by_request
+from scheduler_svc.candidates import Hits, HitsOf
 from scheduler_svc.chunking import long_share
 from scheduler_svc.displacement import Displacement
 from scheduler_svc.loading import NO_LOAD, Load, LoadCosts
@@ -54,6 +54,11 @@ class Boarding:
     loads: list[Load] = field(default_factory=list)
     wait: Wait | None = None
     kept: int = 0  # blocks for what they will generate
+
+    @property
+    def lacks_rows(self) -> bool:
+        """Whether rows are what is short."""
+        return self.wait is not None and self.wait.reason is WaitReason.ROWS
 
     def add(self, row: int, tokens: int, blocks: int, wanted: int, load: Load) -> None:
         """One more."""
@@ -115,10 +120,10 @@ def board(
     more = MAX_CANDIDATES if displacement is not None and displacement.by_rank else 0
     first = order[: max(budget.rows, 0) + 1 + more]
     lists = (a[first].tolist() for a in (table.id, table.tokens, table.new_tokens, table.preemptions))
-    hits = hits_by_request(snapshot, rows.id)
+    hits = HitsOf(snapshot, rows.id)
     spare, costs = max(rows.count - reserve.growing, 0), LoadCosts.of(snapshot)
     for place, (row, id_, tokens, new, times) in enumerate(zip(first.tolist(), *lists, strict=True)):
-        hit = hits.get(id_, NO_HITS)
+        hit = hits[id_]
         if displacement is not None and displacement.has_left(hit.owner):
             hit = hit._replace(owner=0)
         empty = rows.count == 0 and not out.rows

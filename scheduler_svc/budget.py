@@ -66,12 +66,16 @@ def reserve_for(snapshot: Snapshot, rows: RunningRows, tokens: I64, ahead: I64) 
     held = rows.held + rows.growth_of(tokens)
     reached = np.maximum(rows.planned + tokens, rows.known)
     last = blocks_of(rows.final, size)
-    grows = (held < last) & (held * size - reached < growth_tokens(snapshot.settings)) & ~rows.bound & ~rows.joined
+    grows = (held < last) & (held * size - reached < growth_tokens(snapshot.settings))
+    bound, joined = rows.bound, rows.joined
+    if not (np.count_nonzero(bound) or np.count_nonzero(joined)):
+        return Reserve(snapshot.settings.block_reserve, growing=int(np.maximum(grows, ahead).sum()))
+    grows &= ~(bound | joined)
     return Reserve(
         configured=snapshot.settings.block_reserve,
-        growing=int(np.maximum(grows, ahead)[~rows.bound].sum()),
-        bound=int(np.maximum(last - held, 0)[rows.bound].sum()),
-        joined=int(np.maximum(blocks_of(rows.known, size) - held, 0)[rows.joined & ~rows.bound].sum()),
+        growing=int(np.maximum(grows, ahead)[~bound].sum()),
+        bound=int(np.maximum(last - held, 0)[bound].sum()),
+        joined=int(np.maximum(blocks_of(rows.known, size) - held, 0)[joined & ~bound].sum()),
     )
 
 

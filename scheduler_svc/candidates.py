@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
+
 from jitney.columns import I64, U64
 from jitney.snapshot import MAX_CANDIDATES, Snapshot
 
@@ -23,27 +25,29 @@ NO_HITS = Hits()
 """Of a request that was not looked up: planned as a total miss."""
 
 
-def hits_by_request(snapshot: Snapshot, running: U64) -> dict[int, Hits]:
+class HitsOf:
     """Of each candidate, by request id. A prefix whose owner is not among `running` any more is a miss."""
-    table = snapshot.candidates
-    if table.rows == 0:
-        return {}
-    pending = table.pending_blocks.tolist()
-    owners = set(running.tolist()) if any(pending) else set()
-    rows = zip(
-        table.id.tolist(),
-        table.device_hit_blocks.tolist(),
-        table.unheld_hit_blocks.tolist(),
-        pending,
-        table.pending_owner.tolist(),
-        table.cpu_hit_blocks.tolist(),
-        table.ssd_hit_blocks.tolist(),
-        strict=True,
-    )
-    return {
-        id_: Hits(blocks, unheld, owner if ahead > 0 and owner in owners else 0, cpu, ssd)
-        for id_, blocks, unheld, ahead, owner, cpu, ssd in rows
-    }
+
+    def __init__(self, snapshot: Snapshot, running: U64) -> None:
+        self._table = snapshot.candidates
+        self._running = running
+        self._place = {id_: row for row, id_ in enumerate(self._table.id.tolist())}
+
+    def __getitem__(self, request: int) -> Hits:
+        row = self._place.get(request)
+        if row is None:
+            return NO_HITS
+        table, owner = self._table, 0
+        if table.pending_blocks[row] > 0:
+            named = table.pending_owner[row]
+            owner = int(named) if np.count_nonzero(self._running == named) else 0
+        return Hits(
+            int(table.device_hit_blocks[row]),
+            int(table.unheld_hit_blocks[row]),
+            owner,
+            int(table.cpu_hit_blocks[row]),
+            int(table.ssd_hit_blocks[row]),
+        )
 
 
 def next_candidates(snapshot: Snapshot, order: I64, boarded: int) -> U64:

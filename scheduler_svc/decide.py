@@ -106,7 +106,7 @@ def plan(snapshot: Snapshot, policies: PolicyBook = BUILT_IN) -> Plan:
 
     reserve = reserve_for(snapshot, remaining, tokens[stays], (horizon.growth - growth)[stays])
     order = line(snapshot, ranking, max(budget.rows, 0) + 1 + MAX_CANDIDATES, among, quotas)
-    closed = len(relief.victims) > 0 or bool(relief.starved.any())
+    closed = len(relief.victims) > 0 or bool(np.count_nonzero(relief.starved))
     displacement = Displacement.of(snapshot, ranking, rows, relief, budget)
     boarding = batch.board(snapshot, order, remaining, budget, reserve, closed=closed, displacement=displacement)
     relief = displacement.told(relief)
@@ -115,7 +115,10 @@ def plan(snapshot: Snapshot, policies: PolicyBook = BUILT_IN) -> Plan:
     out = relief.starved | ~stays
     tokens = top_up(rows, tokens, budget.tokens, settings.max_rows, settings.chunk_cap_tokens, out)
     budget.tokens = boarding.top_up(budget.tokens - (int(tokens.sum()) - ran), settings.chunk_cap_tokens)
-    standby = substitutes(snapshot, order, remaining, boarding, budget, reserve, ends_within(rows, tokens, horizon))
+    standby = Boarding()
+    if boarding.lacks_rows:
+        ends = ends_within(rows, tokens, horizon)
+        standby = substitutes(snapshot, order, remaining, boarding, budget, reserve, ends)
     left = waiting - len(boarding.rows) - len(refusals)
     return Plan(
         ranking=ranking,

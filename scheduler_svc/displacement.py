@@ -59,7 +59,7 @@ class Displacement:
         free[relief.victims] = False
         short = relief.starved.copy()
         short[relief.victims] = True
-        least = int(rows.rank_class[short].min()) if short.any() else None
+        least = int(rows.rank_class[short].min()) if np.count_nonzero(short) else None
         coming = snapshot.blocks.leaving + int(snapshot.ending.held_blocks.sum(dtype=np.int64))
         slack = snapshot.settings.max_rows - rows.count + len(relief.victims) - budget.rows
         return cls(snapshot, ranking, rows, relief.tokens.copy(), free, least, coming, slack)

@@ -15,7 +15,6 @@ from math import isqrt
 import numpy as np
 
 from jitney.columns import I64, PrefetchColumns, SubstituteColumns
-from jitney.decision import WaitReason
 from jitney.snapshot import HorizonKind, Snapshot
 from scheduler_svc.admission import Boarding, board
 from scheduler_svc.budget import Budget, Reserve
@@ -51,7 +50,7 @@ class Ends:
 def soon_free(rows: RunningRows, tokens: I64) -> int:
     """Blocks of rows that reach their last token in the step that gives them `tokens` [R], and need none for it."""
     ends = (tokens > 0) & (rows.growth == 0) & (rows.planned + tokens >= rows.final)
-    return int(rows.private[ends].sum())
+    return int(rows.private[ends].sum()) if np.count_nonzero(ends) else 0
 
 
 def ends_within(rows: RunningRows, tokens: I64, horizon: Horizon) -> Ends:
@@ -63,8 +62,9 @@ def ends_within(rows: RunningRows, tokens: I64, horizon: Horizon) -> Ends:
     certain = runs & (left < steps - 1)
     median = np.where(rows.p50 >= 0, rows.p50 - rows.answered, left // 4)
     median = np.maximum(median, np.maximum(rows.answered // 4, LEAST_REMAINING_TOKENS))
-    chance = np.clip(steps * LN2_PERMILLE // median, 1, 1000)
-    return Ends(int(np.count_nonzero(certain)), int(chance[runs & ~certain & (left > 0)].sum()))
+    chance = np.minimum(np.maximum(steps * LN2_PERMILLE // median, 1), 1000)
+    likely = runs & (left >= max(steps - 1, 1))
+    return Ends(int(np.count_nonzero(certain)), int(chance[likely].sum()))
 
 
 def substitutes(
@@ -76,13 +76,13 @@ def substitutes(
     reserve: Reserve,
     ends: Ends,
 ) -> Boarding:
-    """The next of `order` behind `boarding`, with the tokens and blocks that are left in `budget`; as many as `ends`
-    calls for. `rows` are those that stay.
+    """The next of `order` behind `boarding`, which lacks rows, with the tokens and blocks that are left in `budget`; as
+    many as `ends` calls for. `rows` are those that stay.
 
     Each takes the tokens of the row that it replaces, at least one, and its share of what is left; what it loads, it
     loads while it stands by.
     """
-    if boarding.wait is None or boarding.wait.reason is not WaitReason.ROWS or ends.expected == 0:
+    if ends.expected == 0:
         return Boarding()
     behind = order[len(boarding.rows) :]
     count = min(ends.expected, len(behind), snapshot.settings.max_rows)

@@ -59,13 +59,13 @@ def smallest(keys: tuple[Key, ...], ids: U64, count: int) -> I64:
     if not keys:
         return np.argsort(ids)[:count]  # distinct: no ties
     key = keys[0]
-    if bool((key[1:] >= key[:-1]).all()):
+    if np.count_nonzero(key[1:] < key[:-1]) == 0:
         kth = key[count - 1]
         low, high = np.searchsorted(key, kth, "left"), np.searchsorted(key, kth, "right")
         below, ties = np.arange(low), np.arange(low, high)
     else:
         kth = np.partition(key, count - 1)[count - 1]
-        below, ties = np.flatnonzero(key < kth), np.flatnonzero(key == kth)
+        below, ties = (key < kth).nonzero()[0], (key == kth).nonzero()[0]
     room = count - len(below)
     if room < len(ties):
         ties = ties[smallest(tuple(other[ties] for other in keys[1:]), ids[ties], room)]
@@ -76,7 +76,7 @@ def smallest(keys: tuple[Key, ...], ids: U64, count: int) -> I64:
 def _joined(snapshot: Snapshot) -> tuple[I64, I64]:
     """Rows that wait for a prefix, and the row that computes it, for each that is known."""
     table = snapshot.running
-    dependents = np.flatnonzero(table.waits_for)
+    dependents = table.waits_for.nonzero()[0]
     if len(dependents) == 0:
         return dependents, dependents
     owners = rows_with(table.id, table.waits_for[dependents])

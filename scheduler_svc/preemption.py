@@ -73,16 +73,18 @@ def may_leave(rows: RunningRows) -> Flags:
 
 def movable(rows: RunningRows) -> Flags:
     """Rows that may be victims where another one boards, so that the first one need not stay."""
-    free = ~(rows.bound | rows.loading | rows.joined)
-    if rows.joined.any():
-        free &= ~np.isin(rows.id, rows.waits_for[rows.joined])
+    free = ~(rows.bound | rows.loading)
+    if np.count_nonzero(rows.joined):
+        free &= ~rows.joined & ~np.isin(rows.id, rows.waits_for[rows.joined])
     return free
 
 
 def coast_order(rows: RunningRows) -> U64:
     """Whom to preempt, in order, should blocks run out while no decision comes: of the highest class the least loss."""
-    positions = np.flatnonzero(may_leave(rows) & (rows.private > 0))[::-1]
-    return rows.id[positions[np.lexsort((lost_tokens(rows)[positions], -rows.rank_class[positions]))]]
+    positions = (may_leave(rows) & (rows.private > 0)).nonzero()[0][::-1]
+    lost, classes = lost_tokens(rows)[positions], rows.rank_class[positions]
+    order = np.lexsort((lost, -classes)) if np.count_nonzero(classes) else np.argsort(lost, kind="stable")
+    return rows.id[positions[order]]
 
 
 def _settled(costs: Costs, victims: I64) -> Relief:

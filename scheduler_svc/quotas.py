@@ -30,7 +30,7 @@ class Quotas:
     def of(cls, snapshot: Snapshot) -> Quotas | None:
         """None if no tenant has a quota of rows."""
         table = snapshot.tenants
-        if not table.max_rows.any():
+        if not np.count_nonzero(table.max_rows):
             return None
         running = tenant_rows(table.tenant, snapshot.running.tenant)
         has = np.bincount(running, minlength=table.rows + 1)[: table.rows]

@@ -26,12 +26,13 @@ def count_reasons(
         shared = boarding.wait.reason in SHARED_BY_ALL
         counts[boarding.wait.reason] += waiting if shared else 1
         counts[WaitReason.BEHIND] += 0 if shared else waiting - 1
-    counts[WaitReason.PREFIX] += int(np.count_nonzero(rows.joined))
-    counts[WaitReason.LOAD] += int(np.count_nonzero(rows.loading & ~rows.joined))
-    counts[WaitReason.BLOCKS] += int(np.count_nonzero(relief.starved))
-    idle = (rows.wanted > 0) & (tokens == 0) & ~relief.starved
-    idle[relief.victims] = False
-    counts[WaitReason.TOKENS] += int(np.count_nonzero(idle))
+    if np.count_nonzero(tokens) < rows.count:
+        counts[WaitReason.PREFIX] += int(np.count_nonzero(rows.joined))
+        counts[WaitReason.LOAD] += int(np.count_nonzero(rows.loading & ~rows.joined))
+        counts[WaitReason.BLOCKS] += int(np.count_nonzero(relief.starved))
+        idle = (rows.wanted > 0) & (tokens == 0) & ~relief.starved
+        idle[relief.victims] = False
+        counts[WaitReason.TOKENS] += int(np.count_nonzero(idle))
     return tuple((reason, counts[reason]) for reason in WaitReason if counts[reason])
 
 

@@ -29,7 +29,7 @@ def refuse(snapshot: Snapshot, by_policy: tuple[Refusal, ...]) -> tuple[tuple[Re
             if row >= 0 and stays[row]:
                 stays[row] = False
                 found.append(refusal)
-    if snapshot.tenants.max_waiting_tokens.any():
+    if np.count_nonzero(snapshot.tenants.max_waiting_tokens):
         found += _over_quota(snapshot, stays)
     return tuple(found), stays if found else None
 

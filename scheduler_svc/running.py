@@ -85,7 +85,8 @@ def plan_rows(snapshot: Snapshot, order: I64, classes: I64) -> RunningRows:
     final = prompt + column(table.max_new_tokens) - 1
     waits_for, loading = table.waits_for[order], table.loading[order] != 0
     joined = waits_for != 0
-    growth = np.where(planned >= held * size, 1, 0)
+    left = known - planned
+    growth = (planned >= held * size).astype(np.int64)
     room = (held + growth) * size - planned
     idle = joined | loading | (planned >= final)
     return RunningRows(
@@ -93,7 +94,7 @@ def plan_rows(snapshot: Snapshot, order: I64, classes: I64) -> RunningRows:
         rank_class=classes[order],
         planned=planned,
         known=known,
-        wanted=np.where(idle, 0, np.clip(known - planned, 0, np.maximum(room, 0))),
+        wanted=np.where(idle, 0, np.minimum(left, np.maximum(room, 0))),
         final=final,
         answered=known - prompt,
         p50=column(table.predicted_p50) if len(table.predicted_p50) else np.full(len(order), -1, np.int64),
@@ -101,7 +102,7 @@ def plan_rows(snapshot: Snapshot, order: I64, classes: I64) -> RunningRows:
         shared=column(table.shared_blocks),
         lower=column(table.lower_blocks),
         growth=growth,
-        decodes=~idle & (known - planned <= 1),
+        decodes=~idle & (left <= 1),
         preemptions=preemptions,
         waits_for=waits_for,
         joined=joined,

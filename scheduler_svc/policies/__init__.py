@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 from jitney.errors import InvalidRequest
@@ -28,18 +29,7 @@ class PolicyBook:
     def choose(self, choice: PolicyChoice) -> Policy:
         """The policy of that name. InvalidRequest if it is not in the book, or for a parameter, a value of one or a
         table that it does not take."""
-        kind = next((policy for policy in self.kinds if policy.name == choice.name), None)
-        if kind is None:
-            names = ", ".join(policy.name for policy in self.kinds)
-            raise InvalidRequest(
-                f"policy {choice.name!r} is unknown, there are: {names}",
-                field="policy.name",
-                limit=names,
-                value=choice.name,
-            )
-        known = {parameter.name: parameter for parameter in kind.parameters}
-        for name, value in choice.parameters:
-            _check(kind.name, known, name, value)
+        kind = _kind_of(self.kinds, choice.name, choice.parameters)
         other = next((table.name for table in choice.tables if table.name != LENGTHS), None)
         if other is not None:
             raise InvalidRequest(
@@ -49,6 +39,21 @@ class PolicyBook:
                 value=other,
             )
         return kind(choice)
+
+
+@lru_cache(maxsize=64)
+def _kind_of(kinds: tuple[type[Policy], ...], name: str, parameters: tuple[tuple[str, int], ...]) -> type[Policy]:
+    """The policy of that name, which takes these parameters."""
+    kind = next((policy for policy in kinds if policy.name == name), None)
+    if kind is None:
+        names = ", ".join(policy.name for policy in kinds)
+        raise InvalidRequest(
+            f"policy {name!r} is unknown, there are: {names}", field="policy.name", limit=names, value=name
+        )
+    known = {parameter.name: parameter for parameter in kind.parameters}
+    for parameter, value in parameters:
+        _check(kind.name, known, parameter, value)
+    return kind
 
 
 def _check(policy: str, known: dict[str, Parameter], name: str, value: int) -> None:
