@@ -126,6 +126,8 @@ def test_explain_and_list_policies() -> None:
         columns = {policy.name: list(policy.waiting_columns) for policy in listed.policies}
         assert list(columns) == ["deadline", "fair", "fcfs", "mlfq", "priority", "sjf"]
         assert columns["fcfs"] == ["arrival_us", "new_tokens", "preemptions", "tenant", "tokens"]
+        tables = {policy.name: list(policy.tables) for policy in listed.policies}
+        assert (tables["fcfs"], tables["fair"], tables["mlfq"]) == ([], ["tenants"], ["histograms"])
 
     with_server(test)
 

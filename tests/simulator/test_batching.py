@@ -11,8 +11,10 @@ import pytest
 
 import scheduler_svc.decide as core
 from executor_svc.request import FinishReason
+from jitney.block_ops import Batch
 from jitney.snapshot import Batching, HorizonKind, Rates, Settings
 from scheduler_svc.admission import Boarding
+from simulator.cache import VirtualCache
 from simulator.simulation import Simulation
 from tests.support.gold import gold
 
@@ -128,6 +130,19 @@ def test_substitutes_take_the_rows_of_those_that_end(steps: int, monkeypatch: py
     assert ahead.loop.step < without.loop.step
     answers = [[w.answer.token_ids for w in sim.watched] for sim in (ahead, without)]
     assert answers[0] == answers[1]
+
+
+def test_a_substitute_that_is_named_again_reserves_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    reserves, send = [], VirtualCache.send
+
+    def counted(cache: VirtualCache, batch: Batch) -> None:
+        reserves.extend(reserve.request for reserve in batch.reserves)
+        send(cache, batch)
+
+    monkeypatch.setattr(VirtualCache, "send", counted)
+    sim = crowded(1)
+    assert sim.loop.counters.substituted > 0
+    assert len(reserves) < 2 * len(sim.watched)
 
 
 def crash(sim: Simulation, back_after_us: int) -> None:

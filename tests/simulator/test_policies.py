@@ -7,6 +7,7 @@ import random
 import pytest
 
 from executor_svc.request import FinishReason
+from executor_svc.tenants import TenantLimits, Tenants
 from jitney.snapshot import Rates, Settings
 from scheduler_svc.policies import BUILT_IN
 from simulator.simulation import Simulation
@@ -42,6 +43,22 @@ def test_every_policy_gives_the_same_tokens_and_ends_everything(name: str) -> No
     for watched in sim.watched[::6]:
         assert watched.answer.token_ids == gold(SETTINGS, watched)
     sim.check_clean()
+
+
+def test_tables_go_to_the_policies_that_read_them() -> None:
+    """A tenant with a quota is told to all: it holds whatever the policy reads."""
+    sent = {}
+    for name in ("fcfs", "fair", "mlfq"):
+        sim = Simulation(SETTINGS, pool_blocks=60, policy=under(name))
+        sim.loop.situation.tenants = Tenants({"bound": TenantLimits(max_rows=1)})
+        for i in range(12):
+            sim.submit(prompt(i, 24), 8, tenant=("free", "bound")[i % 2])
+        while sim.loop.counters.generated_tokens < 40:
+            sim.loop.tick()
+        last = sim.loop.last_snapshot
+        assert last is not None
+        sent[name] = [sim.loop.registry.tenants.name(int(n)) for n in last.tenants.tenant], last.histograms.rows
+    assert sent == {"fcfs": (["bound"], 0), "fair": (["free", "bound"], 0), "mlfq": (["bound"], 2)}
 
 
 def test_tenants_that_both_wait_are_served_alike() -> None:
