@@ -88,7 +88,6 @@ _EMPTY: Mapping[type[Table], Table] = {table: table() for table in _COLUMNS}
 _LAYOUT: Mapping[type[Table], tuple[tuple[str, np.dtype[Any], int, int], ...]] = {
     table: tuple((c.name, c.dtype, c.dtype.itemsize, c.width) for c in columns) for table, columns in _COLUMNS.items()
 }
-"""Name, dtype, its size, and entries a row."""
 _ID = np.dtype("<u8")
 _TABLE_FIELDS: tuple[tuple[str, tuple[str, ...]], ...] = tuple(
     (target, tuple(field for field, (of, _) in SNAPSHOT_TABLES.items() if of == target))
@@ -329,8 +328,7 @@ def _get_table(message: Any, kind: type[T], field: str) -> T:
     if not message.HasField(field):
         return empty  # type: ignore[return-value]
     message = getattr(message, field)
-    arrays = dict(vars(empty))
-    rows = -1
+    arrays, rows = dict(vars(empty)), -1
     for name, dtype, size, width in _LAYOUT[kind]:
         data = getattr(message, name)
         if rows < 0:
@@ -348,11 +346,10 @@ def _get_table(message: Any, kind: type[T], field: str) -> T:
 def _misfit(field: str, size: int, itemsize: int, entries: int) -> InvalidRequest:
     """A column that is not of so many entries."""
     if size % itemsize:
-        return InvalidRequest(
-            f"{field} has {size} bytes, no multiple of {itemsize}", field=field, limit=itemsize, value=size
-        )
-    found = size // itemsize
-    return InvalidRequest(f"{field} has {found} entries, {entries} are needed", field=field, limit=entries, value=found)
+        text = f"{field} has {size} bytes, no multiple of {itemsize}"
+        return InvalidRequest(text, field=field, limit=itemsize, value=size)
+    text = f"{field} has {size // itemsize} entries, {entries} are needed"
+    return InvalidRequest(text, field=field, limit=entries, value=size // itemsize)
 
 
 def _ids_of(data: bytes, field: str) -> U64:
