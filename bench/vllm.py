@@ -67,7 +67,7 @@ def environment() -> Path:
         [str(python), "-c", _IMPORT],
     ):
         try:
-            done = subprocess.run(command, capture_output=True, text=True, env=_variables(), check=False)
+            done = subprocess.run(command, capture_output=True, text=True, env=variables(), check=False)
         except OSError as error:
             raise NoVllm(f"{command[0]} cannot be run: {error}") from error
         if done.returncode:
@@ -81,7 +81,8 @@ def _recipe() -> str:
     return "\n".join((VLLM, *NEEDS))
 
 
-def _variables() -> dict[str, str]:
+def variables() -> dict[str, str]:
+    """The environment variables of its processes."""
     return {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": "", "VLLM_LOGGING_LEVEL": "ERROR"}
 
 
@@ -98,7 +99,7 @@ class VllmProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
-            env=_variables(),
+            env=variables(),
         )
 
     def close(self) -> None:

@@ -35,7 +35,7 @@ class BlockTable:
 
     __slots__ = ("evicted", "eviction", "free", "granted", "handle", "holders", "index", "name", "state", "total")
 
-    def __init__(self, total: int, generation: int = 1) -> None:
+    def __init__(self, total: int, generation: int = 1, index: Index | None = None) -> None:
         self.total = total
         self.state: list[BlockState] = [FREE] * total
         self.holders: list[int] = [0] * total
@@ -44,7 +44,7 @@ class BlockTable:
         self.free: list[int] = list(range(total - 1, -1, -1))
         self.granted = 0
         self.evicted = 0
-        self.index = Index(total)
+        self.index = index or Index(total)
         self.eviction = EvictionOrder(self.index.parent, self.state)
 
     @property

@@ -1,8 +1,9 @@
 """Block keys: what a block of KV holds, as a 256-bit digest that no two contents share.
 
 A key is sha256 over (parent key, token ids as little-endian int32). The root of a chain is sha256 over the
-length-prefixed salt, model version, adapter version and fingerprint, so that tenants with different salts, other
-weights or other arithmetic never share a block. An absent salt is the empty salt. Loads without gRPC.
+length-prefixed digest of the salt, model version, adapter version and fingerprint, so that tenants with different
+salts, other weights or other arithmetic never share a block. An absent salt is the empty salt. The cache, which knows
+the digest and never the salt, can tell a root by it. Loads without gRPC.
 """
 
 from __future__ import annotations
@@ -30,16 +31,16 @@ class Root:
 
     def key(self) -> Key:
         """The parent of a first block."""
-        digest = hashlib.sha256()
-        for part in (
-            self.salt.encode(),
-            self.model_version.encode(),
-            self.adapter_version.encode(),
-            self.fingerprint,
-        ):
-            digest.update(len(part).to_bytes(8, "little"))
-            digest.update(part)
-        return Key(digest.digest())
+        return root_key(salt_digest(self.salt), self.model_version, self.adapter_version, self.fingerprint)
+
+
+def root_key(salt: bytes, model_version: str, adapter_version: str, fingerprint: bytes) -> Key:
+    """The parent of a first block; `salt` is the digest of the salt."""
+    digest = hashlib.sha256()
+    for part in (salt, model_version.encode(), adapter_version.encode(), fingerprint):
+        digest.update(len(part).to_bytes(8, "little"))
+        digest.update(part)
+    return Key(digest.digest())
 
 
 def salt_digest(salt: str) -> bytes:

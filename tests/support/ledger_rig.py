@@ -36,7 +36,7 @@ class Prompt:
     """Token ids of whole blocks, with their keys."""
 
     tokens: I32
-    root: Key = field(default_factory=lambda: Root().key())
+    root: Key = field(default_factory=lambda: Root(model_version="model").key())
 
     @property
     def keys(self) -> list[Key]:
@@ -63,7 +63,7 @@ def prompt(*path: int, salt: str = "") -> Prompt:
     tokens = np.repeat(np.array(path, np.int32), BLOCK_TOKENS) * 10 + np.tile(
         np.arange(BLOCK_TOKENS, dtype=np.int32), len(path)
     )
-    return Prompt(tokens, Root(salt).key())
+    return Prompt(tokens, Root(salt, "model").key())
 
 
 class Rig:
