@@ -22,6 +22,7 @@ from executor_svc.hasher import HashWorker
 from executor_svc.live_request import LiveRequest
 from executor_svc.loop import Loop, LoopSettings
 from executor_svc.model_runner import ModelRunner
+from executor_svc.no_copies import NoCopies
 from executor_svc.ports import ModelPort
 from executor_svc.rates import MeasuredRates
 from executor_svc.request import Submission
@@ -122,6 +123,7 @@ class LiveLoop:
             scheduler=self.scheduler,
             cache=self._cache,
             model=model(self.clock),
+            copies=NoCopies(),
             hasher=self._hasher,
         )
         self._cache.state = self.loop.apply

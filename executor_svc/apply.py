@@ -10,12 +10,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from executor_svc.blocks import DeviceBlocks
+from executor_svc.copying import Copying
+from executor_svc.declaration import declaration
 from executor_svc.live_request import UNKNOWN_BLOCK, LiveRequest, State
+from executor_svc.load import Load
 from executor_svc.registry import Registry, slots_of
 from jitney.block_ops import (
     Acquire,
@@ -23,15 +26,17 @@ from jitney.block_ops import (
     BatchAnswer,
     Bind,
     Block,
-    BlockState,
     Counts,
     DeclaredBlock,
+    LowerTiers,
     Release,
     RequestId,
     Reserve,
     ResultCode,
     Return,
     Seal,
+    Swap,
+    Tier,
 )
 from jitney.columns import I64
 
@@ -53,6 +58,22 @@ class Boarding:
         return expected and self.request.boardings == self.boardings
 
 
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """A request that gets a row, or stands by for one, and how many blocks it loads from lower tiers at most."""
+
+    request: LiveRequest
+    load_blocks: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Victim:
+    """A row that is preempted; `tier` is where its blocks go, None: nowhere."""
+
+    request: LiveRequest
+    tier: Tier | None = None
+
+
 @dataclass(slots=True)
 class Sent:
     """What the answer to a batch belongs to."""
@@ -64,15 +85,18 @@ class Sent:
 class Apply:
     """Composes batches and applies answers; owns what is still to be told."""
 
-    def __init__(self, registry: Registry, blocks: DeviceBlocks) -> None:
+    def __init__(self, registry: Registry, blocks: DeviceBlocks, copying: Copying) -> None:
         self._registry = registry
         self._blocks = blocks
         self._left: list[LiveRequest] = []  # ended: to seal, release and forget
         self._untold: dict[RequestId, list[Block]] = {}  # granted blocks taken, whose Bind is not sent
         self._returns: list[Block] = []
         self._releases: list[Release] = []
+        self._swaps: list[Swap] = []
         self._sent: deque[Sent] = deque()
+        self.copying = copying
         self.counts = Counts(free=blocks.pool_blocks, total=blocks.pool_blocks)  # a pool just opened
+        self.lower = LowerTiers()
 
     @property
     def boarding(self) -> bool:
@@ -92,16 +116,24 @@ class Apply:
         """An ended request whose last launched step is over: the next batch seals, releases and forgets it."""
         self._left.append(request)
 
-    def preempt(self, request: LiveRequest, seals: list[Seal]) -> None:
-        """A victim loses its row at once: what is complete is sealed, all is released."""
+    def preempt(self, victim: Victim, seals: list[Seal]) -> None:
+        """A victim loses its row at once: what is complete is sealed; all is released, or stored lower down."""
+        request = victim.request
         seals += self._seals_of(request)
-        self._let_go(request)
+        if victim.tier is None:
+            self._let_go(request)
+        else:
+            self._swaps.append(Swap(request.id, victim.tier))
+            self._forget_blocks(request)
         self._registry.preemptions[request.slot] = min(255, int(self._registry.preemptions[request.slot]) + 1)
         self._registry.back_to_waiting(request)
 
     def _let_go(self, request: LiveRequest) -> None:
         """The next batch releases all that the request holds; what it took from the grant untold goes back."""
         self._releases.append(Release(request.id))
+        self._forget_blocks(request)
+
+    def _forget_blocks(self, request: LiveRequest) -> None:
         self._returns += self._untold.pop(request.id, [])
         self._blocks.close_row(request)
 
@@ -109,37 +141,34 @@ class Apply:
         self,
         step: int,
         in_flight_step: int,
-        victims: Sequence[LiveRequest],
-        admitted: Sequence[LiveRequest],
-        substitutes: Sequence[LiveRequest],
+        victims: Sequence[Victim],
+        admitted: Sequence[Admission],
+        substitutes: Sequence[Admission],
         ran: Iterable[LiveRequest],
         now_us: int,
     ) -> Batch | None:
-        """The batch of this step, or None if there is nothing to tell. `ran` are the rows of the completed step."""
+        """The batch of this step, or None if there is nothing to tell. `ran` are the rows that have more to seal: those
+        of the completed step, and those whose load has ended."""
         seals: list[Seal] = []
         for request in self._filled(ran):
             seals += self._seals_of(request)
-        for request in victims:
-            self.preempt(request, seals)
-        for request in self._left:
-            if request.boardings:
-                seals += self._seals_of(request)
-                self._let_go(request)
-            self._registry.forget(request)
-        self._left.clear()
+        for victim in victims:
+            self.preempt(victim, seals)
+        self._forget_left(seals)
         sent = Sent()
-        for request in admitted:
-            self._registry.board(request)
-        for request in substitutes:
-            request.state = State.STANDBY
+        for admission in admitted:
+            self._registry.board(admission.request)
+        for admission in substitutes:
+            admission.request.state = State.STANDBY
         acquires, reserves = self._board([*admitted, *substitutes], sent, now_us)
         needed = self._needed_blocks()
         returns = self._excess(needed)
         grant = max(0, needed - len(self._blocks.granted))
         releases, self._releases = self._releases, []
+        swaps, self._swaps = self._swaps, []
         binds = [Bind(request_id, taken) for request_id, taken in self._untold.items()]
         self._untold.clear()
-        if not (seals or releases or binds or returns or acquires or grant):
+        if not (seals or releases or swaps or binds or returns or acquires or grant):
             return None
         self._sent.append(sent)
         return Batch(
@@ -148,6 +177,7 @@ class Apply:
             in_flight_step=in_flight_step,
             seals=seals,
             releases=releases,
+            swaps=swaps,
             binds=binds,
             returns=returns,
             acquires=acquires,
@@ -155,13 +185,24 @@ class Apply:
             grant=grant,
         )
 
-    def answered(self, answer: BatchAnswer, now_us: int) -> None:
-        """Applies the answer to the oldest unanswered batch."""
+    def _forget_left(self, seals: list[Seal]) -> None:
+        """Ended requests are sealed, released and forgotten; while a load is copied into its blocks, one stays."""
+        for request in self._left:
+            if request.load is None:
+                if request.boardings:
+                    seals += self._seals_of(request)
+                    self._let_go(request)
+                self._registry.forget(request)
+        self._left = [request for request in self._left if request.load is not None]
+
+    def answered(self, answer: BatchAnswer, now_us: int, step_in_flight: int = 0) -> None:
+        """Applies the answer to the oldest unanswered batch. `step_in_flight` 0: none is."""
         sent = self._sent.popleft()
-        self.counts = answer.counts
+        self.counts, self.lower = answer.counts, answer.lower
         for boarding, acquired, reserved in zip(sent.boarding, answer.acquires, answer.reserves, strict=True):
             request = boarding.request
             if not boarding.current:
+                self.copying.refuse(reserved)
                 continue
             if acquired.code is not ResultCode.OK or reserved.code is not ResultCode.OK:
                 request.note(now_us, f"went back to waiting: {reserved.short_by} blocks short")
@@ -169,13 +210,20 @@ class Apply:
                 continue
             if request.state is State.BOARDING:
                 request.state = State.RUNNING
+            self._blocks.mark_new(reserved.blocks)
             self._blocks.extend(request, [*acquired.blocks, *[UNKNOWN_BLOCK] * acquired.joined, *reserved.blocks])
             request.sealed = len(acquired.blocks)
             slot = request.slot
-            self._registry.loading[slot] = 0
             self._registry.held_blocks[slot] = len(request.blocks)
             self._registry.waits_for[slot] = acquired.owner if acquired.joined else 0
-            self._start_at_hit(request, now_us)
+            if reserved.ticket:
+                self.copying.expect(request, reserved, step_in_flight)
+                request.note(
+                    now_us, f"loads {reserved.cpu_blocks} blocks of the CPU tier, {reserved.ssd_blocks} of the SSD"
+                )
+            else:
+                self._registry.loading[slot] = 0
+                self._start_at_hit(request, now_us)
         self._blocks.granted += answer.granted
         for event in answer.joins:
             joiner = self._registry.by_id.get(event.request)
@@ -190,6 +238,12 @@ class Apply:
             elif not joiner.joined:
                 self._registry.waits_for[joiner.slot] = 0
                 self._start_at_hit(joiner, now_us)
+
+    def load_ended(self, request: LiveRequest, load: Load, now_us: int) -> None:
+        """The row goes on behind what was loaded; the next batch seals it."""
+        self._registry.loading[request.slot] = 0
+        cpu = min(load.good, load.cpu_blocks)
+        self._start_at_hit(request, now_us, (cpu, load.good - cpu))
 
     def _give_up(self, request: LiveRequest) -> None:
         """A request that boarded, stood by or joined goes back to waiting with nothing in hand."""
@@ -216,55 +270,22 @@ class Apply:
                     boarding.request.note(now_us, "went back to waiting: the cache was restarted")
                     self._give_up(boarding.request)
         self._sent.clear()
-        self.counts = counts
+        self.counts, self.lower = counts, LowerTiers()
+        self.copying.reopened()
 
     def declare(self) -> list[DeclaredBlock]:
         """Every device block that is not free, for a restarted cache. Joiners and substitutes go back to waiting."""
         for request in [r for r in self._registry.running if r.joined]:
             self._give_up(request)
-        for request in [r for r in self._registry.by_id.values() if r.state is State.STANDBY]:
+        standing_by = [r for r in self._registry.by_id.values() if r.state is State.STANDBY]
+        loading = [request for request in standing_by if request.load is not None]
+        for request in [request for request in standing_by if request.load is None]:
             self._give_up(request)
         self._releases.clear()
+        self._swaps.clear()
         self._returns.clear()
         self._untold.clear()
-        writing: list[DeclaredBlock] = []
-        holders: dict[Block, list[RequestId]] = {}
-        sealed: dict[Block, DeclaredBlock] = {}
-        for request in [*self._registry.running, *self._left]:
-            keys = request.hash_to(len(request.blocks) * self._blocks.block_tokens, self._blocks.block_tokens)
-            for index, block in enumerate(request.blocks):
-                if index < request.sealed:
-                    holders.setdefault(block, []).append(request.id)
-                    if block not in sealed:
-                        sealed[block] = self._declared(request, index, block)
-                elif block != UNKNOWN_BLOCK:  # of one that ended while it joined
-                    pending = keys[index] if index < self._prompt_keys(request) else b""
-                    parent = request.parent_of(index) if pending else b""
-                    writing.append(
-                        DeclaredBlock(block, BlockState.WRITING, key=pending, parent=parent, holders=[request.id])
-                    )
-        return [
-            *(DeclaredBlock(block, BlockState.GRANTED) for block in self._blocks.granted),
-            *(replace(found, holders=holders[block]) for block, found in sealed.items()),
-            *writing,
-        ]
-
-    def _declared(self, request: LiveRequest, index: int, block: Block) -> DeclaredBlock:
-        size = self._blocks.block_tokens
-        return DeclaredBlock(
-            block,
-            BlockState.SEALED,
-            key=request.keys[index],
-            parent=request.parent_of(index),
-            token_ids=request.tokens[index * size : (index + 1) * size].tobytes(),
-            tenant=request.submission.tenant,
-            salt_digest=request.salt_digest,
-            model_version=request.root.model_version,
-        )
-
-    def _prompt_keys(self, request: LiveRequest) -> int:
-        """Blocks whose pending key is the request's: the full ones of what it had when it boarded."""
-        return request.boarded_tokens // self._blocks.block_tokens
+        return declaration([*self._registry.running, *self._left, *loading], self._blocks)
 
     def _filled(self, ran: Iterable[LiveRequest]) -> list[LiveRequest]:
         """Of rows that ran, those that run on with a block more full of computed tokens than is sealed."""
@@ -301,12 +322,13 @@ class Apply:
             )
         ]
 
-    def _board(self, admitted: Sequence[LiveRequest], sent: Sent, now_us: int) -> tuple[list[Acquire], list[Reserve]]:
+    def _board(self, admitted: Sequence[Admission], sent: Sent, now_us: int) -> tuple[list[Acquire], list[Reserve]]:
         """Acquire and Reserve of each request that gets a row or stands by for one."""
         size = self._blocks.block_tokens
         acquires: list[Acquire] = []
         reserves: list[Reserve] = []
-        for request in admitted:
+        for admission in admitted:
+            request = admission.request
             keys = request.hash_to(request.length, size)
             self._blocks.open_row(request)
             request.boardings += 1
@@ -318,17 +340,21 @@ class Apply:
             sent.boarding.append(Boarding(request, request.boardings))
             sent.promised_blocks += max(0, total - request.known_hits)
             acquires.append(Acquire(request.id, keys))
-            reserves.append(Reserve(request.id, keys, total))
+            reserves.append(Reserve(request.id, keys, total, admission.load_blocks))
         return acquires, reserves
 
-    def _start_at_hit(self, request: LiveRequest, now_us: int) -> None:
-        """The row starts behind what the cache had: at most one token less than it has."""
+    def _start_at_hit(self, request: LiveRequest, now_us: int, loaded: tuple[int, int] = (0, 0)) -> None:
+        """The row starts behind what the cache had, and what was `loaded` of CPU tier and SSD, in blocks: at most one
+        token less than it has."""
         if request.joined:
             return
-        hit = min(request.sealed * self._blocks.block_tokens, request.length - 1)
+        size = self._blocks.block_tokens
+        hit = min((request.sealed + sum(loaded)) * size, request.length - 1)
         self._registry.computed_tokens[request.slot] = hit
         if request.cached_tokens < 0:
-            request.cached_tokens = min(hit, request.prompt_tokens - 1)
+            request.cached_tokens = cached = min(hit, request.prompt_tokens - 1)
+            ssd = min(loaded[1] * size, cached)
+            request.lower_tokens = (min(loaded[0] * size, cached - ssd), ssd)
             request.note(now_us, f"boarded with {request.cached_tokens} cached tokens")
         else:
             request.note(now_us, f"boarded again, {hit} of its {request.length} tokens were cached")

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from executor_svc.live_request import UNKNOWN_BLOCK, LiveRequest
 from jitney.block_ops import Block, block_id
@@ -27,6 +28,8 @@ class DeviceBlocks:
         self._free_rows = list(range(len(self.table) - 1, -1, -1))
         self._retiring: list[int] = []
         self.sharing_changed = False
+        self.stored: NDArray[np.bool_] = np.zeros(pool_blocks, np.bool_)  # a copy lies in a lower tier, or did
+        self.storing_changed = False
 
     def open_row(self, request: LiveRequest) -> None:
         """Gives the request a table row."""
@@ -55,6 +58,24 @@ class DeviceBlocks:
         request.joined += [start + i for i, b in enumerate(blocks) if b == UNKNOWN_BLOCK]
         self._count(blocks, 1)
 
+    def mark_stored(self, blocks: Sequence[Block]) -> None:
+        """Copies of these lie in a lower tier."""
+        self.stored[[block_id(b) for b in blocks]] = True
+        self.storing_changed = True
+
+    def mark_new(self, blocks: Sequence[Block]) -> None:
+        """These will be written: they have no copy."""
+        self.stored[[block_id(b) for b in blocks]] = False
+
+    def stored_in(self, table_rows: I64, held: I32) -> I32:
+        """How many of the first `held` blocks of each table row have a copy lower down; int32 `[rows]`."""
+        if not len(table_rows) or not held.max():
+            return np.zeros(len(table_rows), np.int32)
+        width = int(held.max())
+        inside = np.arange(width) < held[:, None]
+        stored: I32 = (self.stored[self.table[table_rows, :width]] & inside).sum(axis=1, dtype=np.int32)
+        return stored
+
     def fill(self, request: LiveRequest, blocks: Sequence[Block]) -> None:
         """Blocks for the first joined keys of the request, now sealed."""
         for index, block in zip(request.joined, blocks, strict=False):
@@ -68,6 +89,7 @@ class DeviceBlocks:
         if not self.granted:
             return None
         block = self.granted.pop()
+        self.stored[block_id(block)] = False
         self.extend(request, [block])
         return block
 

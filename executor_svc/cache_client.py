@@ -24,7 +24,7 @@ import grpc
 import grpc.aio
 
 from executor_svc.ports import CacheState, Clock, Fenced, Reopened
-from jitney.block_ops import Batch, BatchAnswer, Chain, ChainHits, DeclaredBlock, Opened
+from jitney.block_ops import Batch, BatchAnswer, Chain, ChainHits, DeclaredBlock, Opened, Segment
 from jitney.cache.v1 import cache_pb2 as pb
 from jitney.cache.v1 import cache_pb2_grpc
 from jitney.cache_codec import (
@@ -37,9 +37,13 @@ from jitney.errors import Aborted, Away, Conflict, Expired, JitneyError
 from jitney.serving import logs
 from jitney.serving.channels import channel
 from jitney.serving.status import from_rpc_error
+from jitney.ticket_codec import decode_event, encode_call
+from jitney.ticket_ops import TicketCall, TicketEvent
 
 MAX_UNANSWERED = 8
 _CALL_TIMEOUT_S = 5.0
+_OPEN_TIMEOUT_S = 60.0
+"""The first Open makes the CPU tier: its pages are touched."""
 _DECLARED_A_MESSAGE = 2048
 _BACKOFF_S = (0.02, 1.0)
 _AWAY = (Away, Expired, Aborted)
@@ -56,6 +60,7 @@ class CachePool:
     blocks: int
     block_bytes: int
     block_tokens: int
+    lock_path: Path | None = None
 
 
 class CacheClient:
@@ -88,7 +93,14 @@ class CacheClient:
         self._declaration: asyncio.Future[Sequence[DeclaredBlock]] | None = None
         self._chains: Sequence[Chain] | None = None
         self._hits: Sequence[tuple[Chain, ChainHits]] | None = None
+        self._calls: deque[TicketCall] = deque()  # to tell on the tickets' stream
+        self._orders: deque[TicketEvent] = deque()
         self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def segments(self) -> Sequence[Segment]:
+        """Of the CPU tier; empty if the cache has none."""
+        return self._opened.segments if self._opened is not None else ()
 
     # The loop's thread.
 
@@ -119,8 +131,20 @@ class CacheClient:
             assert self.state is not None, "the loop runs without having told the client its state"
             declared = self.state.declare()
             self._outbox.clear()
+            self._calls.clear()
+            self._orders.clear()
             self._loop.call_soon_threadsafe(_resolve, wanted, declared)
         return None
+
+    def tell(self, call: TicketCall) -> None:
+        """See CachePort. Dropped while the cache has no tier to copy to, and while it is being told our blocks."""
+        if self.unanswered < MAX_UNANSWERED and self.segments:
+            self._calls.append(call)
+            self._loop.call_soon_threadsafe(self._told_more.set)
+
+    def poll_ticket(self) -> TicketEvent | None:
+        """See CachePort."""
+        return self._orders.popleft() if self._orders else None
 
     def lookup(self, chains: Sequence[Chain]) -> None:
         """Asks for hits; a newer call replaces an unanswered one. Asked again until the cache answers."""
@@ -139,6 +163,7 @@ class CacheClient:
         incarnation has it, InvalidRequest for an impossible pool."""
         self._loop = asyncio.get_running_loop()
         self._wake, self._asked, self._up = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._told_more = asyncio.Event()
         self._channel: grpc.aio.Channel = channel(self._target, tls_ca=self._tls_ca)
         self._stub: Any = cache_pb2_grpc.CacheStub(self._channel)
         try:
@@ -174,9 +199,11 @@ class CacheClient:
             block_bytes=pool.block_bytes,
             block_tokens=pool.block_tokens,
             redeclares=redeclares,
+            lock_path=str(pool.lock_path or ""),
         )
-        answer = await self._call(self._stub.Open, request)
-        return Opened(answer.epoch, answer.boot_id)
+        answer = await self._call(self._stub.Open, request, timeout_s=_OPEN_TIMEOUT_S)
+        segments = [Segment(s.path, s.bytes, s.slots, s.slot_bytes) for s in answer.segments]
+        return Opened(answer.epoch, answer.boot_id, segments)
 
     async def _stay_open(self) -> None:
         """One stream after the other, until a higher incarnation takes the name."""
@@ -229,23 +256,55 @@ class CacheClient:
         answer = await self._call(self._stub.Redeclare, messages())
         self._opened, self._first_seq = opened, 1
         self._told += 1
-        self._tell(Reopened(decode_counts(answer.counts)))
+        self._tell(Reopened(decode_counts(answer.counts), opened.segments))
 
     async def _stream(self) -> None:
         """Writes batches and reads answers until the stream breaks; raises what broke it."""
         self._written = 0
         call = self._stub.Apply()
-        reader, writer = asyncio.create_task(self._read(call)), asyncio.create_task(self._write(call))
+        calls, tasks = [call], [asyncio.create_task(self._read(call)), asyncio.create_task(self._write(call))]
+        readers = tasks[:1]
+        if self.segments:
+            tickets = self._stub.Tickets()
+            calls.append(tickets)
+            readers.append(asyncio.create_task(self._read_tickets(tickets)))
+            tasks += [readers[1], asyncio.create_task(self._write_tickets(tickets))]
         try:
-            await reader
+            done, _ = await asyncio.wait(readers, return_when=asyncio.FIRST_COMPLETED)
+            for reader in done:
+                reader.result()
             raise Away("the cache ended the stream")
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error) from error
         finally:
-            for task in (reader, writer):
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(reader, writer, return_exceptions=True)
-            call.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            for each in calls:
+                each.cancel()
+
+    async def _read_tickets(self, call: Any) -> None:
+        async for message in call:
+            self._orders.append(decode_event(message))
+            self._clock.ring()
+
+    async def _write_tickets(self, call: Any) -> None:
+        """A call that was written when the stream broke is said again: the cache asks by pushing what is open."""
+        await call.write(self._signed(encode_call(None)))
+        while True:
+            self._told_more.clear()
+            while self._calls:
+                await call.write(self._signed(encode_call(self._calls.popleft())))
+            await self._told_more.wait()
+
+    def _signed(self, message: pb.TicketCall) -> pb.TicketCall:
+        assert self._opened is not None
+        message.executor, message.epoch, message.boot_id = (
+            self._pool.executor,
+            self._opened.epoch,
+            self._opened.boot_id,
+        )
+        return message
 
     async def _read(self, call: Any) -> None:
         async for message in call:
@@ -298,9 +357,9 @@ class CacheClient:
                 self._hits = list(zip(chains, decode_hits(answer), strict=True))
                 self._clock.ring()
 
-    async def _call(self, method: Any, request: Any) -> Any:
+    async def _call(self, method: Any, request: Any, *, timeout_s: float = _CALL_TIMEOUT_S) -> Any:
         try:
-            return await method(request, timeout=_CALL_TIMEOUT_S)
+            return await method(request, timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error) from error
 

@@ -27,6 +27,12 @@ class ExecutorConfig(ServingConfig):
     name: str = option("executor-0", "Name of this executor, stable over its restarts")
     schedulers: tuple[str, ...] = option(("127.0.0.1:50052",), "Addresses of the schedulers, comma separated")
     cache: str = option("127.0.0.1:50053", "Address of the cache")
+    shared_dir: Path | None = option(
+        None, "Folder shared with the cache, for the lock that says that this process lives; absent: in shared memory"
+    )
+    copy_mib_per_s: int = option(
+        0, "Most MiB a second copied to and from the CPU tier, each way; 0: no limit", minimum=0, maximum=1 << 20
+    )
     scheduler_ca: Path | None = option(None, "PEM file with the schedulers' authority; turns TLS to them on")
 
     arithmetic: Literal["fp16", "fp32"] = option("fp16", "fp16: weights in half precision; fp32: the reference")

@@ -12,25 +12,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from executor_svc.apply import Apply
+from executor_svc.apply import Admission, Apply, Victim
 from executor_svc.counters import Counters
 from executor_svc.live_request import LiveRequest, State
 from executor_svc.registry import Registry
+from jitney.block_ops import Tier
 from jitney.columns import PreemptColumns
 from jitney.decision import Decision, PreemptionMode
 from jitney.snapshot import HorizonKind, Settings
 
 UNTIL_EVENT_STEPS = 1 << 30
 Chosen = tuple[LiveRequest, int]
+_TIERS = {int(PreemptionMode.SWAP_CPU): Tier.CPU, int(PreemptionMode.SWAP_SSD): Tier.SSD}
 
 
 @dataclass(frozen=True, slots=True)
 class Boarding:
     """What a decision wants of the cache."""
 
-    victims: Sequence[LiveRequest] = ()
-    admitted: Sequence[LiveRequest] = ()
-    substitutes: Sequence[LiveRequest] = ()
+    victims: Sequence[Victim] = ()
+    admitted: Sequence[Admission] = ()
+    substitutes: Sequence[Admission] = ()
 
 
 @dataclass(slots=True)
@@ -62,11 +64,11 @@ class Course:
         if not cache_open:
             self._dismiss(stood_by)
             return Boarding()
-        victims: list[LiveRequest] = []
+        victims: list[Victim] = []
         for row, victim_id in enumerate(decision.preempt.id.tolist()):
             victim = self.registry.by_id.get(victim_id)
-            if victim is not None and victim.state is State.RUNNING:
-                victims.append(victim)
+            if victim is not None and victim.state is State.RUNNING and victim.load is None:
+                victims.append(Victim(victim, _TIERS.get(int(decision.preempt.mode[row]))))
                 victim.note(now_us, self._why_preempted(decision.preempt, row, victim))
         self.counters.preemptions += len(victims)
         room = self.settings.max_rows - len(self.registry.running) + len(victims)
@@ -76,13 +78,22 @@ class Course:
         self._standby = [each for each in substitutes if each[0].id not in named][: self.settings.max_rows]
         named |= {request.id for request, _ in self._standby}
         self._dismiss([request for request in stood_by if request.id not in named])
+        loads = _loads(decision)
         new = [r for r, _ in self._admitted if r.state is State.WAITING]
         self._seat([r for r, _ in self._admitted if r.state is State.STANDBY])
-        return Boarding(victims, new, [r for r, _ in self._standby if r.state is State.WAITING])
+        substitutes = [each for each in self._standby if each[0].state is State.WAITING]
+        admitted, standby = (
+            [Admission(r, loads.get(r.id, 0)) for r in chosen] for chosen in (new, [r for r, _ in substitutes])
+        )
+        return Boarding(victims, admitted, standby)
 
     def _dismiss(self, stood_by: Sequence[LiveRequest]) -> None:
+        """These stand by no more; one whose load is being copied stays until that has ended."""
         for request in stood_by:
-            self.apply.dismiss(request)
+            if request.load is None:
+                self.apply.dismiss(request)
+            else:
+                self._standby.append((request, 1))
 
     def _seat(self, admitted: Sequence[LiveRequest]) -> None:
         """Substitutes that are admitted: their blocks are there, or on the way."""
@@ -127,12 +138,12 @@ class Course:
         if self.decision.horizon_kind is HorizonKind.UNTIL_EVENT:
             self.steps_left = 0
 
-    def rows(self, now_us: int) -> tuple[list[Chosen], list[LiveRequest]]:
+    def rows(self, now_us: int) -> tuple[list[Chosen], list[Victim]]:
         """The rows of this boundary with their tokens, and the victims of coasting, still to be told to the cache."""
         named = self.named()
-        boarded = [(r, max(1, n)) for r, n in self._admitted if r.state is State.RUNNING]
+        boarded = self._boarded()
         vacancies = len(self.decision.run.id) + len(self._admitted) - len(named) - len(boarded)
-        victims: list[LiveRequest] = []
+        victims: list[Victim] = []
         if self.fresh:
             chosen = named + boarded
         elif self.steps_left > 0:
@@ -141,13 +152,28 @@ class Course:
             self.coasting = True
             self.counters.coasted_steps += 1
             victims = self._make_room(now_us)
-            gone = {victim.id for victim in victims}
+            gone = {victim.request.id for victim in victims}
             running = [r for r in self.registry.running if r.state is State.RUNNING and r.id not in gone]
             chosen = self._go_on(running)
         chosen += self._substitutes(vacancies)
         self.fresh = False
         self.steps_left = max(0, self.steps_left - 1)
         return chosen, victims
+
+    def _boarded(self) -> list[Chosen]:
+        """Those that the decision let in. One that boarded to wait for a prefix or a load was given no tokens: it takes
+        what the step has left, as soon as it waits no more."""
+        boarded = [(r, n) for r, n in self._admitted if r.state is State.RUNNING]
+        left = self.settings.max_step_tokens - int(self.decision.run.tokens.sum()) - sum(n for _, n in boarded)
+        cap = self.decision.chunk_cap_tokens or self.settings.chunk_cap_tokens
+        chosen: list[Chosen] = []
+        for request, tokens in boarded:
+            if not tokens and not request.joined and request.load is None:
+                wanted = request.length - int(self.registry.computed_tokens[request.slot])
+                tokens = max(1, min(wanted, cap, left))
+                left -= tokens
+            chosen.append((request, tokens or 1))
+        return chosen
 
     def _go_on(self, rows: Sequence[LiveRequest]) -> list[Chosen]:
         """Each row goes on by what it wants, decodes first in effect: a prefill gets a chunk of what is left."""
@@ -169,7 +195,7 @@ class Course:
         for request, tokens in self._standby:
             if len(chosen) >= vacancies or len(self.registry.running) >= self.settings.max_rows:
                 break
-            if request.state is State.STANDBY and request.blocks and not request.joined:
+            if request.state is State.STANDBY and request.blocks and not request.joined and request.load is None:
                 self.registry.promote(request)
                 self.counters.substituted += 1
                 chosen.append((request, max(1, tokens)))
@@ -177,18 +203,18 @@ class Course:
         self._standby = [each for each in self._standby if each[0].state is State.STANDBY]
         return chosen
 
-    def _make_room(self, now_us: int) -> list[LiveRequest]:
+    def _make_room(self, now_us: int) -> list[Victim]:
         """While coasting: the victims that the last decision named, as long as blocks are short."""
         running = sum(r.state is State.RUNNING for r in self.registry.running)
         short = self.apply.blocks_short()
-        victims: list[LiveRequest] = []
+        victims: list[Victim] = []
         for victim_id in self.decision.coast_victims.tolist():
             if short <= 0 or len(victims) + 1 >= running:
                 break
             request = self.registry.by_id.get(victim_id)
-            if request is not None and request.state is State.RUNNING:
+            if request is not None and request.state is State.RUNNING and request.load is None:
                 short -= len(request.blocks)
-                victims.append(request)
+                victims.append(Victim(request))
                 request.note(now_us, "preempted while coasting: no block was left")
         self.counters.preemptions += len(victims)
         return victims
@@ -196,3 +222,11 @@ class Course:
     def reserved_blocks(self) -> int:
         """Blocks that substitutes hold for themselves: free again when they are not needed."""
         return sum(len(r.blocks) - r.sealed for r, _ in self._standby if r.state is State.STANDBY)
+
+
+def _loads(decision: Decision) -> dict[int, int]:
+    """Blocks that each request that boards or stands by loads from lower tiers at most."""
+    loads: dict[int, int] = {}
+    for table in (decision.admit, decision.substitutes):
+        loads |= zip(table.id.tolist(), table.load_blocks.tolist(), strict=True)
+    return loads

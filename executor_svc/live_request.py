@@ -11,6 +11,7 @@ from enum import IntEnum
 
 import numpy as np
 
+from executor_svc.load import Load
 from executor_svc.request import Answer, Submission
 from jitney.block_ops import Block, RequestId
 from jitney.columns import I32
@@ -54,6 +55,8 @@ class LiveRequest:
         "known_hits",
         "last_launched_step",
         "length",
+        "load",
+        "lower_tokens",
         "on_change",
         "prompt_tokens",
         "root",
@@ -102,6 +105,8 @@ class LiveRequest:
         self.boarded_tokens = 0  # what it had when it last got a row: these it reserved blocks for
         self.known_hits = 0  # device blocks of its chain that the last look-up found
         self.cached_tokens = -1  # of the prompt, at the first boarding; -1: has not boarded
+        self.lower_tokens = (0, 0)  # of the cached ones, loaded from the CPU tier and from the SSD
+        self.load: Load | None = None  # until it has ended, the row runs no token
         self.computed_prompt_tokens = 0
         self.first_row_us = 0
         self.first_token_us = 0

@@ -12,7 +12,6 @@ scheduler, cache and model as arguments: the simulator runs this very loop with 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,13 +19,14 @@ import numpy as np
 from executor_svc.apply import Apply
 from executor_svc.blocks import DeviceBlocks
 from executor_svc.candidates import Candidates
+from executor_svc.copying import Copying
 from executor_svc.counters import Counters, StepRecord
 from executor_svc.course import Boarding, Course
 from executor_svc.endings import Endings
 from executor_svc.intake import Intake
 from executor_svc.live_request import LiveRequest, State
 from executor_svc.planning import build_plan, fit
-from executor_svc.ports import CachePort, Clock, Fenced, Hasher, ModelPort, RatesPort, Reopened, SchedulerPort
+from executor_svc.ports import CachePort, Clock, CopyPort, Fenced, Hasher, ModelPort, RatesPort, Reopened, SchedulerPort
 from executor_svc.registry import Registry, slots_of
 from executor_svc.request import FinishReason
 from executor_svc.situation import Identity, Policy, Situation
@@ -36,6 +36,7 @@ from jitney.columns import PolicyColumnUpdates
 from jitney.decision import Decision, WaitReason
 from jitney.errors import Conflict
 from jitney.snapshot import Settings, Snapshot
+from jitney.ticket_ops import Prefetch
 
 MAX_UNANSWERED = 7
 _IDLE_WAIT_US = 1_000_000
@@ -68,14 +69,17 @@ class Loop:
         cache: CachePort,
         model: ModelPort,
         hasher: Hasher,
+        copies: CopyPort,
     ) -> None:
         self.clock, self.rates, self.scheduler, self.cache, self.model = clock, rates, scheduler, cache, model
+        self.copies = copies
         self.settings, self.loop_settings, self.policy = settings, loop_settings, policy
         self.counters = Counters()
         self.registry = Registry()
         longest = -(-settings.context_tokens // settings.block_tokens)
         self.blocks = DeviceBlocks(loop_settings.pool_blocks, settings.max_rows, longest, settings.block_tokens)
-        self.apply = Apply(self.registry, self.blocks)
+        self.copying = Copying(self.blocks, cache, copies)
+        self.apply = Apply(self.registry, self.blocks, self.copying)
         self.course = Course(settings, self.registry, self.apply, self.counters)
         self.candidates = Candidates(self.registry, cache, hasher, settings.block_tokens)
         self.situation = Situation(
@@ -88,6 +92,7 @@ class Loop:
             self.course,
             self.candidates,
             rates,
+            copies,
             self.counters,
         )
         self.endings = Endings(settings, self.registry, self.apply, self.situation, self.counters)
@@ -99,7 +104,7 @@ class Loop:
         self.last_snapshot: Snapshot | None = None
         self.waiting_reasons: tuple[tuple[WaitReason, int], ...] = ()
         self._flight: InFlight | None = None
-        self._ran: Sequence[LiveRequest] = ()  # rows of the completed step whose seals are not told
+        self._ran: list[LiveRequest] = []  # rows that ran or were loaded, whose seals are not told
         self._got = Got()  # rows whose new token is not streamed
         self._asked_us = 0  # when the outstanding snapshot was sent; 0: none is
         self._changed = True  # something that a decision depends on has changed since the last snapshot
@@ -136,7 +141,7 @@ class Loop:
                 self.course.end_horizon()
             self.endings.step_over()
             self.blocks.boundary()
-            self._ran = flight.rows
+            self._ran += flight.rows
             self._record(flight, now_us)
             self.rates.observe(flight.plan, result.compute_us or now_us - flight.launched_us)
             self._changed = True
@@ -145,9 +150,14 @@ class Loop:
                 raise Conflict(event.reason, field="incarnation")
             if isinstance(event, Reopened):
                 self.counters.cache_reopenings += 1
+                self.copies.attach(event.segments)
                 self.apply.reopened(event.counts, now_us)
             else:
-                self.apply.answered(event, now_us)
+                self.apply.answered(event, now_us, self._in_flight_step)
+            self._changed = True
+        for request, load in self.copying.turn(self._in_flight_step):
+            self.apply.load_ended(request, load, now_us)
+            self._ran.append(request)
             self._changed = True
         self._changed |= self.candidates.take_hits(self.step)
         if not self.course.fresh and (decision := self.scheduler.poll()) is not None:
@@ -179,6 +189,15 @@ class Loop:
         self.endings.keep_padding({int(i) for i in decision.padding_rows}, self._in_flight_step)
         if cache_open:
             self._tell_cache(boarding, now_us)
+            self._prefetch(decision)
+
+    def _prefetch(self, decision: Decision) -> None:
+        """What the decision wants read from the SSD, before its requests board."""
+        size = self.settings.block_tokens
+        for request_id, blocks in zip(decision.prefetch.id.tolist(), decision.prefetch.blocks.tolist(), strict=True):
+            request = self.registry.by_id.get(request_id)
+            if request is not None and request.waits:
+                self.cache.tell(Prefetch(request.id, request.hash_to(request.length, size), blocks))
 
     def _tell_cache(self, boarding: Boarding, now_us: int) -> None:
         if self.cache.unanswered >= MAX_UNANSWERED:
@@ -194,7 +213,7 @@ class Loop:
             self._ran,
             now_us,
         )
-        self._ran = ()
+        self._ran = []
         if batch is not None:
             self.cache.send(batch)
 
@@ -224,7 +243,7 @@ class Loop:
             self.apply.bind(rows[i], rows[i].blocks[held[i] :])
         runs = tokens > 0
         if not runs.all():
-            stalled = sum(not rows[i].joined for i in np.flatnonzero(~runs).tolist())
+            stalled = sum(not rows[i].joined and rows[i].load is None for i in np.flatnonzero(~runs).tolist())
             if stalled:
                 self.counters.stalled_rows += stalled
                 self.course.end_horizon()

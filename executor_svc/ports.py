@@ -13,9 +13,10 @@ from typing import Protocol
 
 from executor_svc.live_request import LiveRequest
 from executor_svc.step_plan import StepPlan, StepResult
-from jitney.block_ops import Batch, BatchAnswer, Block, Chain, ChainHits, Counts, DeclaredBlock
+from jitney.block_ops import Batch, BatchAnswer, Block, Chain, ChainHits, Counts, DeclaredBlock, Segment
 from jitney.decision import Decision
 from jitney.snapshot import Rates, Snapshot
+from jitney.ticket_ops import Slot, TicketCall, TicketEvent
 
 
 class Clock(Protocol):
@@ -58,7 +59,7 @@ class Reopened:
     the declaration, or has to be asked anew."""
 
     counts: Counts
-    lost: Sequence[Block] = ()
+    segments: Sequence[Segment] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +91,57 @@ class CachePort(Protocol):
 
     def poll_hits(self) -> Sequence[tuple[Chain, ChainHits]] | None:
         """The hits of the last lookup, once, when they are there."""
+
+    def tell(self, call: TicketCall) -> None:
+        """Answers a ticket or asks for a prefetch; returns at once. Lost with a cache that is restarted."""
+
+    def poll_ticket(self) -> TicketEvent | None:
+        """The next order or offer of the cache, or None. What is open comes again after a broken stream."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreCopied:
+    """The blocks of a store are in their slots; one xxh3_64 a block."""
+
+    job: int
+    checksums: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadCopied:
+    """Of a part of `blocks` blocks, the first `good` were copied and are what they should be."""
+
+    job: int
+    blocks: int
+    good: int
+
+
+class CopyPort(Protocol):
+    """Copies between device blocks and slots of the CPU tier, beside the steps. Each job ends once, in any order."""
+
+    def attach(self, segments: Sequence[Segment]) -> None:
+        """The CPU tier of a cache that was opened; jobs of an earlier one still end."""
+
+    def store(self, job: int, blocks: Sequence[Block], slots: Sequence[Slot], *, urgent: bool) -> None:
+        """Copies blocks into slots; returns at once."""
+
+    def load(self, job: int, blocks: Sequence[Block], slots: Sequence[Slot], checksums: Sequence[int]) -> None:
+        """Copies slots into blocks, and verifies checksum and generation; returns at once. Goes before stores."""
+
+    def poll(self) -> StoreCopied | LoadCopied | None:
+        """A job that has ended, or None."""
+
+    def rates(self) -> CopyRates:
+        """What copies cost."""
+
+
+@dataclass(frozen=True, slots=True)
+class CopyRates:
+    """Measured, 0 unknown; `queue_us`: until a load that is asked for now would begin."""
+
+    to_host_bytes_per_s: int = 0
+    to_device_bytes_per_s: int = 0
+    queue_us: int = 0
 
 
 class Hasher(Protocol):

@@ -114,6 +114,7 @@ class Registry:
         """STANDBY -> RUNNING: it takes the row of one that ended, or that a decision gives it."""
         self._leave_waiting(request)
         request.state = State.RUNNING
+        self.loading[request.slot] = request.load is not None
         self.running.append(request)
 
     def dismiss(self, request: LiveRequest) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import os
 import sys
 import time
 from dataclasses import replace
@@ -20,10 +21,12 @@ from executor_svc.advice import SchedulerAdvice
 from executor_svc.cache_client import CacheClient, CachePool
 from executor_svc.clock import MonotonicClock
 from executor_svc.config import SERVICE, ExecutorConfig
+from executor_svc.copies import MemoryCopies
 from executor_svc.decision_log import DecisionRecorder
 from executor_svc.door import Door
 from executor_svc.engine import Engine
 from executor_svc.hasher import HashWorker
+from executor_svc.lock_file import LockFile
 from executor_svc.loop import Loop, LoopSettings
 from executor_svc.model.model import CpuModel
 from executor_svc.model.threads import use_threads
@@ -41,6 +44,7 @@ from jitney.executor.v1 import executor_pb2_grpc
 from jitney.models import default_model_path
 from jitney.serving import logs, tracing
 from jitney.serving.config import cache_dir as default_cache_dir
+from jitney.serving.config import default_shared_dir
 from jitney.serving.server import ServiceServer, build_server, serve_until_signal
 
 SERVICE_NAME = "jitney.executor.v1.Executor"
@@ -115,6 +119,10 @@ class Executor:
     async def _start_engine(self, model: CpuModel, info: ModelInfo) -> tuple[Engine, SchedulerClient]:
         """Opens the cache and builds the loop around it."""
         config, clock = self._config, MonotonicClock()
+        lock = LockFile(
+            (config.shared_dir or default_shared_dir()) / f"{SERVICE}-{self._incarnation}-{os.getpid()}.lock"
+        )
+        self._closing.callback(lock.close)
         pool = CachePool(
             executor=config.name,
             incarnation=self._incarnation,
@@ -122,10 +130,14 @@ class Executor:
             blocks=info.pool_blocks,
             block_bytes=info.block_bytes,
             block_tokens=info.block_tokens,
+            lock_path=lock.path,
         )
         cache = CacheClient(config.cache, pool, clock)
         await cache.open(config.cache_timeout_s)
         self._closing.push_async_callback(cache.close)
+        copies = MemoryCopies(model.backend.pool, clock, bytes_per_s=config.copy_mib_per_s << 20)
+        self._closing.push_async_callback(asyncio.to_thread, copies.close)
+        copies.attach(cache.segments)
         scheduler = SchedulerClient(
             config.schedulers,
             clock,
@@ -151,6 +163,7 @@ class Executor:
             cache=cache,
             model=runner,
             hasher=hasher,
+            copies=copies,
         )
         cache.state = loop.apply
         engine = Engine(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -13,12 +13,12 @@ from executor_svc.counters import Counters
 from executor_svc.course import Course
 from executor_svc.histograms import Histograms
 from executor_svc.live_request import LiveRequest, State
-from executor_svc.ports import RatesPort
+from executor_svc.ports import CopyPort, RatesPort
 from executor_svc.registry import Registry, slots_of
 from executor_svc.tenants import LimitColumns, Tenants
-from jitney.block_ops import RequestId
+from jitney.block_ops import LowerTiers, RequestId
 from jitney.columns import I64, EndedTable, HistogramTable, TenantTable
-from jitney.snapshot import MAX_ENDED, Blocks, Outcome, PolicyChoice, PolicyMemory, Settings, Snapshot
+from jitney.snapshot import MAX_ENDED, Blocks, Outcome, PolicyChoice, PolicyMemory, Rates, Settings, Snapshot, TierRoom
 
 DEFAULT_WAITING_COLUMNS = frozenset(
     {"id", "arrival_us", "tokens", "new_tokens", "priority", "preemptions", "tenant", "generated_tokens"}
@@ -26,6 +26,7 @@ DEFAULT_WAITING_COLUMNS = frozenset(
 """38 bytes a row: what fcfs and its like read."""
 OPTIONAL_TABLES = frozenset({"histograms", "tenants"})
 """Tables that are sent only where they are read: for 1,000 waiting requests nine tenths of a snapshot."""
+_NO_TIERS = LowerTiers()
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,7 @@ class Situation:
         course: Course,
         candidates: Candidates,
         rates: RatesPort,
+        copies: CopyPort,
         counters: Counters,
     ) -> None:
         self._identity = identity
@@ -93,6 +95,7 @@ class Situation:
         self.padding: list[LiveRequest] = []  # ended rows that are computed on as padding
         self._candidates = candidates
         self._rates = rates
+        self._copies = copies
         self._counters = counters
         self.histograms = Histograms()
         self.tenants = Tenants()
@@ -154,6 +157,7 @@ class Situation:
         promised = self._apply.promised_blocks
         free = max(0, counts.free - promised) + self._course.reserved_blocks()
         evictable = max(0, counts.evictable - max(0, promised - counts.free))
+        rates, cpu, ssd = self._lower_tiers()
         return Snapshot(
             executor=self._identity.name,
             incarnation=self._identity.incarnation,
@@ -168,7 +172,9 @@ class Situation:
                 leaving=counts.leaving,
                 granted=len(self._blocks.granted),
             ),
-            rates=self._rates.current(),
+            cpu=cpu,
+            ssd=ssd,
+            rates=rates,
             running=registry.running_table(running),
             ending=registry.ending_table(np.concatenate((ending, slots_of(self.padding)))),
             waiting=waiting,
@@ -181,6 +187,24 @@ class Situation:
             memory=self._policy.memory,
         )
 
+    def _lower_tiers(self) -> tuple[Rates, TierRoom, TierRoom]:
+        """The rates with those of the copies, and the room of CPU tier and SSD."""
+        rates, lower = self._rates.current(), self._apply.lower
+        if lower == _NO_TIERS:
+            return rates, TierRoom(), TierRoom()
+        copies = self._copies.rates()
+        write, read = lower.ssd_write_bytes_per_s, lower.ssd_read_bytes_per_s
+        rates = replace(
+            rates,
+            to_host_bytes_per_s=copies.to_host_bytes_per_s,
+            to_device_bytes_per_s=copies.to_device_bytes_per_s,
+            ssd_write_bytes_per_s=write,
+            ssd_read_bytes_per_s=read,
+        )
+        queue_us = lower.ssd.queue_blocks * rates.block_bytes * 1_000_000 // read if read else 0
+        cpu = TierRoom(lower.cpu.free_blocks, lower.cpu.pin_blocks, copies.queue_us)
+        return rates, cpu, TierRoom(lower.ssd.free_blocks, lower.ssd.pin_blocks, queue_us)
+
     def _rows(self) -> tuple[I64, I64]:
         """Slots of the running rows, and of those that the step in flight brings to max_tokens."""
         registry = self._registry
@@ -188,12 +212,13 @@ class Situation:
         in_flight, generated = registry.in_flight_tokens[slots], registry.generated_tokens[slots]
         last = (in_flight > 0) & (generated + 1 >= registry.max_new_tokens[slots])
         last &= registry.computed_tokens[slots] + in_flight == registry.prompt_tokens[slots] + generated
-        if self._blocks.sharing_changed:
-            self._blocks.sharing_changed = False
+        if self._blocks.sharing_changed or self._blocks.storing_changed:
+            self._blocks.sharing_changed = self._blocks.storing_changed = False
             opened = [r for r in registry.running if r.state is State.RUNNING]
             with_blocks = slots_of(opened)
             table_rows = np.array([r.table_row for r in opened], np.int64)
             registry.shared_blocks[with_blocks] = self._blocks.shared(table_rows, registry.held_blocks[with_blocks])
+            registry.lower_blocks[with_blocks] = self._blocks.stored_in(table_rows, registry.held_blocks[with_blocks])
         return slots[~last], slots[last]
 
     def _reads(self, table: str) -> bool:

@@ -33,7 +33,7 @@ class Watchdog:
         self._last_tick_us = now_us
         live = loop.registry.num_waiting + len(loop.registry.running)
         self._work = live > 0
-        runs = loop.model.busy or loop.step != self._step
+        runs = loop.model.busy or loop.step != self._step or loop.copying.loading
         limit = loop.settings.max_waiting_requests
         patient = not loop.scheduler.connected and (not limit or loop.registry.num_waiting < limit)
         if not live or runs or patient:

@@ -12,6 +12,7 @@ from cache_svc.ledger import Ledger
 from cache_svc.redeclare import restored
 from executor_svc.ports import CacheState, Fenced, Reopened
 from jitney.block_ops import Batch, BatchAnswer, Chain, ChainHits
+from jitney.ticket_ops import TicketCall, TicketEvent
 from simulator.clock import VirtualClock
 
 
@@ -89,6 +90,13 @@ class VirtualCache:
         """The hits of the last lookup, once."""
         hits, self._hits = self._hits, None
         return hits
+
+    def tell(self, call: TicketCall) -> None:
+        """There are no tickets."""
+
+    def poll_ticket(self) -> TicketEvent | None:
+        """There are no tickets."""
+        return None
 
     def crash(self, back_after_us: int) -> None:
         """Loses everything now; is there again, and told our blocks, after a while."""

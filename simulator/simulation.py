@@ -11,6 +11,7 @@ import numpy as np
 from executor_svc.hasher import InlineHasher
 from executor_svc.live_request import LiveRequest
 from executor_svc.loop import Loop, LoopSettings
+from executor_svc.no_copies import NoCopies
 from executor_svc.ports import ModelPort
 from executor_svc.rates import FixedRates
 from executor_svc.request import Answer, Sampling, Submission
@@ -84,6 +85,7 @@ class Simulation:
             scheduler=self.scheduler,
             cache=self.cache,
             model=self.model,
+            copies=NoCopies(),
             hasher=InlineHasher(),
         )
         self.cache.state = self.loop.apply

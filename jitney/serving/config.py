@@ -17,6 +17,7 @@ import hashlib
 import math
 import os
 import sys
+import tempfile
 import tomllib
 import types
 import typing
@@ -146,6 +147,13 @@ def environment() -> dict[str, str]:
 def cache_dir() -> Path:
     """Where models and what was made of them are kept: JITNEY_CACHE_DIR, else ~/.cache/jitney."""
     return Path(os.environ.get("JITNEY_CACHE_DIR") or Path.home() / ".cache" / "jitney")
+
+
+def default_shared_dir() -> Path:
+    """What executor and cache of one user share on this machine: in shared memory where there is one."""
+    memory = Path("/dev/shm")
+    parent = memory if memory.is_dir() and os.access(memory, os.W_OK) else Path(tempfile.gettempdir())
+    return parent / f"jitney-{os.getuid()}"
 
 
 def state_dir() -> Path:

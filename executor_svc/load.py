@@ -1,0 +1,57 @@
+"""One load of a boarded request: device blocks that are filled from the CPU tier instead of being computed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from jitney.block_ops import Block
+from jitney.ticket_ops import LoadReady, Ticket
+
+
+@dataclass(slots=True)
+class Load:
+    """`blocks` are its targets, in the order of the chain. `end` falls when the rest will not come.
+
+    The steps up to `after_step` may still use the targets for whoever had them before.
+    """
+
+    ticket: Ticket
+    blocks: Sequence[Block]
+    cpu_blocks: int
+    after_step: int
+    end: int
+    offered: int = 0  # blocks that the cache has offered
+    parts: list[LoadReady] = field(default_factory=list)  # offered, and not being copied
+    copying: int = 0  # parts on their way
+    good: int = 0  # leading blocks that were copied and verified
+    bad: bool = False
+    cancelled: bool = False
+    void: bool = False  # the cache that offered it is gone
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing of it is to be copied any more."""
+        if self.copying or self.parts:
+            return False
+        return self.cancelled or self.void or self.bad or self.offered >= self.end
+
+    def lost(self, first: int) -> None:
+        """What stands from index `first` on will not come."""
+        self.end = min(self.end, max(first, self.offered))
+
+    def offer(self, part: LoadReady) -> None:
+        """Slots can be read. What comes twice, or for a load that has ended, is nothing new."""
+        if part.first == self.offered and not (self.cancelled or self.void or self.bad):
+            self.offered += len(part.slots)
+            self.parts.append(part)
+
+    def copied(self, blocks: int, good: int) -> None:
+        """A part has been copied: of its `blocks`, the first `good` are right."""
+        self.copying -= 1
+        self.good += 0 if self.bad else good
+        self.bad |= good < blocks
+
+    def stop(self) -> None:
+        """Nothing more is begun."""
+        self.parts.clear()
