@@ -1,8 +1,8 @@
 """Copies between the device pool and the CPU tier's segments, on a thread of their own: CopyPort for a pool in memory.
 
-Loads go before urgent stores, these before demotions. Each block is copied and hashed while it is in the processor's
-cache; a load's hash must be the one that its store gave, and the slot's generation still the ticket's when the copy has
-ended. An optional limit on bytes per second spares a machine that needs its memory bandwidth for steps.
+Loads go before urgent stores, these before demotions. A load's checksum must be the one that its store gave, and the
+slot's generation still the ticket's when the copy has ended. An optional limit on bytes per second spares a machine
+that needs its memory bandwidth for steps.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-import xxhash
 from numpy.typing import NDArray
 
+from executor_svc.kernels.copying import block_copier
 from executor_svc.ports import Clock, CopyRates, LoadCopied, StoreCopied
 from jitney.block_ops import Block, Segment, block_id
 from jitney.ticket_ops import Slot, slot_generation, slot_id
@@ -84,6 +84,7 @@ class MemoryCopies:
         self._clock = clock
         self._limit = bytes_per_s
         self._files = SlotFiles((), self._block_bytes)
+        self._copier = block_copier()
         self._jobs: list[tuple[int, int, Callable[[], StoreCopied | LoadCopied]]] = []
         self._order = itertools.count()
         self._more = threading.Condition()
@@ -156,21 +157,17 @@ class MemoryCopies:
             self._clock.ring()
 
     def _store(self, job: int, files: SlotFiles, blocks: Sequence[Block], slots: Sequence[Slot]) -> StoreCopied:
-        checksums = []
-        for block, slot in zip(blocks, slots, strict=True):
-            target = files.bytes_of(slot)
-            np.copyto(target, self._pool[block_id(block)])
-            checksums.append(xxhash.xxh3_64_intdigest(target))  # type: ignore[arg-type]  # any buffer
-        return StoreCopied(job, checksums)
+        sources = [self._pool[block_id(block)] for block in blocks]
+        return StoreCopied(job, self._copier.copy(sources, [files.bytes_of(slot) for slot in slots]))
 
     def _load(
         self, job: int, files: SlotFiles, blocks: Sequence[Block], slots: Sequence[Slot], checksums: Sequence[int]
     ) -> LoadCopied:
+        targets = [self._pool[block_id(block)] for block in blocks]
+        found = self._copier.copy([files.bytes_of(slot) for slot in slots], targets)
         good = 0
-        for block, slot, checksum in zip(blocks, slots, checksums, strict=True):
-            target = self._pool[block_id(block)]
-            np.copyto(target, files.bytes_of(slot))
-            if xxhash.xxh3_64_intdigest(target) != checksum or not files.current(slot):
+        for ours, theirs, slot in zip(found, checksums, slots, strict=True):
+            if ours != theirs or not files.current(slot):
                 break
             good += 1
         return LoadCopied(job, len(blocks), good)
