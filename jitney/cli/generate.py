@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from jitney.cli import common, sampling
-from jitney.client import Answer, Client, Completion, Delta, Message, Options, Prompt
+from jitney.client import Answer, Client, Completion, Delta, Message, Options, Prompt, Usage
 from jitney.errors import InvalidRequest
 
 
@@ -94,13 +94,23 @@ def _plain(done: Completion) -> dict[str, object]:
     }
 
 
+def _cached(usage: Usage) -> str:
+    """Where the cached tokens lay, if not all on the device."""
+    lower = [(usage.cached_cpu_tokens, "in memory"), (usage.cached_ssd_tokens, "on disk")]
+    where = "".join(f", {count} {place}" for count, place in lower if count)
+    return f"{usage.cached_tokens} of them cached" + (
+        f" ({usage.cached_device_tokens} on the device{where})" if where else ""
+    )
+
+
 def stats_line(done: Completion) -> str:
     """Counts and times of an answer in one line."""
     usage, timings = done.finished.usage, done.finished.timings
     speed = 1e6 / timings.tpot_us if timings.tpot_us else 0.0
     parts = [
-        f"{usage.prompt_tokens} prompt tokens, {usage.cached_tokens} of them cached",
+        f"{usage.prompt_tokens} prompt tokens, {_cached(usage)}",
         f"{usage.generated_tokens} generated",
+        f"{usage.billable_tokens} billed",
         f"first after {timings.ttft_us / 1000:.0f} ms, then {speed:.1f} a second",
         done.finished.reason.name.lower(),
     ]

@@ -109,6 +109,7 @@ class Usage:
     cached_cpu_tokens: int = 0
     cached_ssd_tokens: int = 0
     generated_tokens: int = 0
+    billable_tokens: int = 0  # prompt and generated; a cached one counts a fraction, the sum is rounded up
     billable_microtokens: int = 0
     preemptions: int = 0
     computed_prompt_tokens: int = 0

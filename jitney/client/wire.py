@@ -130,6 +130,7 @@ def finished(event: pb.Finished) -> Finished:
             cached_cpu_tokens=usage.cached_cpu_tokens,
             cached_ssd_tokens=usage.cached_ssd_tokens,
             generated_tokens=usage.generated_tokens,
+            billable_tokens=usage.billable_tokens,
             billable_microtokens=usage.billable_microtokens,
             preemptions=usage.preemptions,
             computed_prompt_tokens=usage.computed_prompt_tokens,

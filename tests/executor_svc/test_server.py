@@ -171,7 +171,7 @@ def test_a_stream_from_start_to_finish(services: Supervisor, tokenizer: Tokenize
         assert got.finished.reason == pb.FINISH_REASON_LENGTH
         usage, timings = got.finished.usage, got.finished.timings
         assert (usage.prompt_tokens, usage.generated_tokens, usage.cached_device_tokens) == (3, 50, 0)
-        assert usage.billable_microtokens == 53_000_000
+        assert (usage.billable_microtokens, usage.billable_tokens) == (53_000_000, 53)
         assert 0 < timings.queue_us <= timings.ttft_us < timings.total_us
         assert timings.tpot_us == (timings.total_us - timings.ttft_us) // 49
         assert timings.steps == 50

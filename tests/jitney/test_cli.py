@@ -68,7 +68,8 @@ def test_generate_passes_its_options_on(executor: ScriptedExecutor, target: str)
     assert (request.sampling.temperature, request.sampling.seed, request.deadline_ms) == (0.5, 9, 5000)
     found = json.loads(done.stdout)
     assert (found["token_ids"], found["finish_reason"], len(found["logprobs"])) == (list(IDS[:3]), "length", 3)
-    assert found["usage"]["cached_device_tokens"] == 4
+    assert (found["usage"]["cached_device_tokens"], found["usage"]["cached_ssd_tokens"]) == (2, 2)
+    assert found["usage"]["billable_tokens"] == 5
 
 
 def test_generate_raw_sends_the_text_as_it_is(executor: ScriptedExecutor, target: str) -> None:
@@ -81,7 +82,8 @@ def test_generate_raw_sends_the_text_as_it_is(executor: ScriptedExecutor, target
 def test_stats_go_to_stderr(target: str) -> None:
     done = jitney("generate", "to be", "--stats", "-t", target)
     assert done.stdout == TEXT + "\n"
-    assert done.stderr.startswith("5 prompt tokens, 4 of them cached · 16 generated · first after")
+    cached = "5 prompt tokens, 4 of them cached (2 on the device, 2 on disk)"
+    assert done.stderr.startswith(f"{cached} · 16 generated · 18 billed · first after")
 
 
 def test_a_broken_stream_is_not_seen(executor: ScriptedExecutor, target: str) -> None:

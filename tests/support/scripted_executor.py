@@ -162,7 +162,14 @@ class ScriptedExecutor(executor_pb2_grpc.ExecutorServicer):
         return [pb.TokenLogprobs(logprob=-float(i), top_ids=[i], top_logprobs=[-0.5]) for i in range(len(IDS))]
 
     def _finished(self, reason: pb.FinishReason, request: pb.GenerateRequest, tokens: int) -> pb.GenerateEvent:
-        usage = pb.Usage(prompt_tokens=5, generated_tokens=tokens, cached_device_tokens=4, computed_prompt_tokens=1)
+        usage = pb.Usage(
+            prompt_tokens=5,
+            generated_tokens=tokens,
+            cached_device_tokens=2,
+            cached_ssd_tokens=2,
+            computed_prompt_tokens=1,
+            billable_tokens=tokens + 2,
+        )
         timings = pb.Timings(queue_us=1, ttft_us=2, total_us=3, tpot_us=4, steps=tokens)
         return pb.GenerateEvent(
             finished=pb.Finished(reason=reason, usage=usage, timings=timings, stop_token_id=IDS[-1])
