@@ -65,17 +65,23 @@ class DiskTier:
     def lay_out(self, block_bytes: int, block_tokens: int) -> int:
         """The number of slots for blocks of that size; fewer than fit the limit if the disk has no room for them."""
         wanted = DiskLayout.of_block(block_bytes, block_tokens, self._file_bytes).fitting(self._limit_bytes)
-        if self.layout is not None and not self.layout.same_slots(wanted):
+        if self.layout is not None and not self.keeps(block_bytes, block_tokens):
             self._log.warning("blocks of another size: the SSD starts empty", was=self.layout.block_bytes)
             self.close_files()
             self._directory.drop(self.layout)
             self._left_bytes = []
-        if self.layout is None or not self.layout.same_slots(wanted):
+            self.layout = None
+        if self.layout is None:
             self._take(wanted)
         slots = self._allocate(wanted)
         self.layout = replace(wanted, slots=slots)
         self._log.info("SSD tier", slots=slots, slot_bytes=wanted.slot_bytes, files=self.layout.files)
         return slots
+
+    def keeps(self, block_bytes: int, block_tokens: int) -> bool:
+        """Whether what an earlier cache left is of use for blocks of that size."""
+        wanted = DiskLayout.of_block(block_bytes, block_tokens, self._file_bytes)
+        return self.layout is not None and self.layout.same_slots(wanted)
 
     def scan(self, stop: Callable[[], bool]) -> Iterator[tuple[int, DiskEntry]]:
         """The slots that an earlier cache filled, as their headers say; `stop` is asked at each."""

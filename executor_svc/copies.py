@@ -1,8 +1,8 @@
 """Copies between the device pool and the CPU tier's segments, on a thread of their own: CopyPort for a pool in memory.
 
-Loads go before urgent stores, these before demotions. A load's checksum must be the one that its store gave, and the
-slot's generation still the ticket's when the copy has ended. An optional limit on bytes per second spares a machine
-that needs its memory bandwidth for steps.
+Loads go before urgent stores, these before demotions. Each block is copied and hashed while it is in the processor's
+cache; a load's hash must be the one that its store gave, and the slot's generation still the ticket's when the copy has
+ended. An optional limit on bytes per second spares a machine that needs its memory bandwidth for steps.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from executor_svc.kernels.copying import block_copier
+from executor_svc.kernels.copying import BlockRows, block_copier
 from executor_svc.ports import Clock, CopyRates, LoadCopied, StoreCopied
 from jitney.block_ops import Block, Segment, block_id
 from jitney.ticket_ops import Slot, slot_generation, slot_id
@@ -37,9 +37,8 @@ class SlotFiles:
 
     def __init__(self, segments: Sequence[Segment], block_bytes: int) -> None:
         self._slots_each = segments[0].slots if segments else 1
-        self._slots: list[Bytes] = []
+        slots: list[Bytes] = []
         self._generations: list[NDArray[np.uint32]] = []
-        self._block_bytes = block_bytes
         for segment in segments:
             fd = os.open(segment.path, os.O_RDWR | os.O_CLOEXEC)
             try:
@@ -47,13 +46,9 @@ class SlotFiles:
             finally:
                 os.close(fd)
             size = segment.slots * segment.slot_bytes
-            self._slots.append(np.frombuffer(room, np.uint8, size).reshape(segment.slots, segment.slot_bytes))
+            slots.append(np.frombuffer(room, np.uint8, size).reshape(segment.slots, segment.slot_bytes))
             self._generations.append(np.frombuffer(room, "<u4", segment.slots, size))
-
-    def bytes_of(self, slot: Slot) -> Bytes:
-        """The slot's bytes `[block_bytes]`."""
-        file, place = divmod(slot_id(slot), self._slots_each)
-        return self._slots[file][place, : self._block_bytes]
+        self.rows = BlockRows(slots, block_bytes)
 
     def current(self, slot: Slot) -> bool:
         """Whether the slot is still what the ticket said."""
@@ -79,12 +74,13 @@ class MemoryCopies:
     def __init__(self, pool: torch.Tensor, clock: Clock, *, bytes_per_s: int = 0) -> None:
         """`bytes_per_s` 0: as fast as it goes."""
         blocks = pool.shape[0]
-        self._pool: Bytes = pool.view(torch.uint8).reshape(blocks, -1).numpy()
-        self._block_bytes = self._pool.shape[1]
+        room: Bytes = pool.view(torch.uint8).reshape(blocks, -1).numpy()
+        self._block_bytes = room.shape[1]
+        self._pool = BlockRows([room], self._block_bytes)
+        self._copier = block_copier()
         self._clock = clock
         self._limit = bytes_per_s
         self._files = SlotFiles((), self._block_bytes)
-        self._copier = block_copier()
         self._jobs: list[tuple[int, int, Callable[[], StoreCopied | LoadCopied]]] = []
         self._order = itertools.count()
         self._more = threading.Condition()
@@ -157,17 +153,17 @@ class MemoryCopies:
             self._clock.ring()
 
     def _store(self, job: int, files: SlotFiles, blocks: Sequence[Block], slots: Sequence[Slot]) -> StoreCopied:
-        sources = [self._pool[block_id(block)] for block in blocks]
-        return StoreCopied(job, self._copier.copy(sources, [files.bytes_of(slot) for slot in slots]))
+        rows, target_rows = [block_id(block) for block in blocks], [slot_id(slot) for slot in slots]
+        return StoreCopied(job, self._copier.copy(self._pool, rows, files.rows, target_rows))
 
     def _load(
         self, job: int, files: SlotFiles, blocks: Sequence[Block], slots: Sequence[Slot], checksums: Sequence[int]
     ) -> LoadCopied:
-        targets = [self._pool[block_id(block)] for block in blocks]
-        found = self._copier.copy([files.bytes_of(slot) for slot in slots], targets)
+        rows, target_rows = [slot_id(slot) for slot in slots], [block_id(block) for block in blocks]
+        found = self._copier.copy(files.rows, rows, self._pool, target_rows)
         good = 0
-        for ours, theirs, slot in zip(found, checksums, slots, strict=True):
-            if ours != theirs or not files.current(slot):
+        for slot, checksum, copied in zip(slots, checksums, found, strict=True):
+            if copied != checksum or not files.current(slot):
                 break
             good += 1
         return LoadCopied(job, len(blocks), good)

@@ -21,11 +21,41 @@ _PIECE_BYTES = 256 << 10
 """Copied, then hashed while it is in the processor's cache."""
 
 
+class BlockRows:
+    """Blocks of `block_bytes` in arrays `[rows, >= block_bytes]`, numbered through: all arrays but the last have as
+    many rows as the first. The arrays stay where they are, and are kept."""
+
+    def __init__(self, arrays: Sequence[Bytes], block_bytes: int) -> None:
+        for array in arrays:
+            if array.ndim != 2 or array.shape[1] < block_bytes or array.strides[1] != 1:
+                raise ValueError(f"rows of {block_bytes} bytes side by side are wanted, not {array.shape}")
+        if any(len(array) != len(arrays[0]) for array in arrays[:-1]):
+            raise ValueError("all arrays but the last must have equally many rows")
+        self.block_bytes = block_bytes
+        self._arrays = arrays
+        self._each = max(1, len(arrays[0])) if arrays else 1
+        self._rows = sum(map(len, arrays))
+        self._starts = np.array([array.ctypes.data for array in arrays], np.uint64)
+        self._stride = arrays[0].strides[0] if arrays else 0
+
+    def block(self, row: int) -> Bytes:
+        """The bytes of a block."""
+        return self._arrays[row // self._each][row % self._each, : self.block_bytes]
+
+    def addresses(self, rows: Sequence[int]) -> NDArray[np.uint64]:
+        """Where these blocks are. IndexError for one that is not here."""
+        wanted = np.asarray(rows, np.int64)
+        if len(wanted) and not 0 <= int(wanted.min()) <= int(wanted.max()) < self._rows:
+            raise IndexError(f"a row is outside of 0 to {self._rows - 1}")
+        found: NDArray[np.uint64] = self._starts[wanted // self._each]
+        return found + (wanted % self._each * self._stride).astype(np.uint64)
+
+
 class BlockCopier(Protocol):
     """Copies blocks."""
 
-    def copy(self, sources: Sequence[Bytes], targets: Sequence[Bytes]) -> list[int]:
-        """Each source `[bytes]` to its target; the checksums of what was copied. All of one size, none overlap."""
+    def copy(self, source: BlockRows, rows: Sequence[int], target: BlockRows, target_rows: Sequence[int]) -> list[int]:
+        """Each row to its target row, which no other one overlaps; the checksums of what was copied."""
 
 
 class NativeCopier:
@@ -35,17 +65,14 @@ class NativeCopier:
         self._copy_blocks = library.kernel("copy_blocks", library.pick(isa))
         self._short = PlainCopier()
 
-    def copy(self, sources: Sequence[Bytes], targets: Sequence[Bytes]) -> list[int]:
+    def copy(self, source: BlockRows, rows: Sequence[int], target: BlockRows, target_rows: Sequence[int]) -> list[int]:
         """See BlockCopier."""
-        if not sources or len(sources[0]) < _LEAST_BYTES:
-            return self._short.copy(sources, targets)
-        size = len(sources[0])
-        for array in (*sources, *targets):
-            if len(array) != size or array.strides != (1,):
-                raise ValueError(f"blocks must be {size} bytes side by side, one is {array.shape} {array.strides}")
-        origins, places = (np.array([each.ctypes.data for each in arrays], np.uint64) for arrays in (sources, targets))
-        checksums = np.zeros(len(sources), np.uint64)
-        self._copy_blocks(origins.ctypes.data, places.ctypes.data, len(sources), size, checksums.ctypes.data)
+        size = _size(source, rows, target, target_rows)
+        if size < _LEAST_BYTES:
+            return self._short.copy(source, rows, target, target_rows)
+        origins, places = source.addresses(rows), target.addresses(target_rows)
+        checksums = np.zeros(len(origins), np.uint64)
+        self._copy_blocks(origins.ctypes.data, places.ctypes.data, len(origins), size, checksums.ctypes.data)
         found: list[int] = checksums.tolist()
         return found
 
@@ -53,14 +80,15 @@ class NativeCopier:
 class PlainCopier:
     """numpy copies, xxhash hashes, piece by piece."""
 
-    def copy(self, sources: Sequence[Bytes], targets: Sequence[Bytes]) -> list[int]:
+    def copy(self, source: BlockRows, rows: Sequence[int], target: BlockRows, target_rows: Sequence[int]) -> list[int]:
         """See BlockCopier."""
+        size = _size(source, rows, target, target_rows)
         checksums = []
-        for source, target in zip(sources, targets, strict=True):
-            state = xxhash.xxh3_64()
-            for start in range(0, len(source), _PIECE_BYTES):
-                piece = target[start : start + _PIECE_BYTES]
-                np.copyto(piece, source[start : start + _PIECE_BYTES])
+        for row, target_row in zip(rows, target_rows, strict=True):
+            origin, place, state = source.block(row), target.block(target_row), xxhash.xxh3_64()
+            for start in range(0, size, _PIECE_BYTES):
+                piece = place[start : start + _PIECE_BYTES]
+                np.copyto(piece, origin[start : start + _PIECE_BYTES])
                 state.update(piece)  # type: ignore[arg-type]  # any buffer
             checksums.append(state.intdigest())
         return checksums
@@ -70,3 +98,11 @@ def block_copier() -> BlockCopier:
     """The fastest one here."""
     library = load()
     return NativeCopier(library) if library is not None else PlainCopier()
+
+
+def _size(source: BlockRows, rows: Sequence[int], target: BlockRows, target_rows: Sequence[int]) -> int:
+    if source.block_bytes != target.block_bytes or len(rows) != len(target_rows):
+        raise ValueError(
+            f"{len(rows)} blocks of {source.block_bytes} bytes to {len(target_rows)} of {target.block_bytes}"
+        )
+    return source.block_bytes
