@@ -38,7 +38,6 @@ from jitney.block_ops import (
     Swap,
     Tier,
 )
-from jitney.columns import I64
 
 GRANT_LOOKAHEAD_TOKENS = 2
 """Decode blocks are asked for so many tokens before they are written."""
@@ -361,11 +360,11 @@ class Apply:
 
     def _needed_blocks(self) -> int:
         """Granted blocks that running rows will need within the lookahead."""
-        rows = [r.slot for r in self._registry.running if r.state is State.RUNNING]
-        if not rows:
-            return 0
-        slots: I64 = np.asarray(rows, np.int64)
         registry = self._registry
+        slots = registry.running_slots()
+        slots = slots[registry.loading[slots] == 0]
+        if len(slots) == 0:
+            return 0
         total = registry.prompt_tokens[slots] + registry.max_new_tokens[slots] - 1  # the last one is never written
         reach = registry.computed_tokens[slots] + registry.in_flight_tokens[slots] + GRANT_LOOKAHEAD_TOKENS
         wanted = -(-np.minimum(reach, total) // self._blocks.block_tokens)

@@ -36,6 +36,8 @@ class Candidates:
         self._hits: dict[int, tuple[ChainHits, int]] = {}
         self._asked = False
         self._asked_step = -STALE_AFTER_STEPS
+        self._table: CandidateTable | None = None  # until hits or who waits change
+        self._table_of = -1
 
     def follow(self, order: U64) -> None:
         """The order that the last decision named."""
@@ -48,11 +50,12 @@ class Candidates:
         return [*named[: MAX_CANDIDATES - len(newest)], *newest]
 
     def refresh(self, step: int) -> None:
-        """Hashes and looks up the candidates whose hits are missing or old."""
+        """Hashes and looks up the candidates whose hits are missing or old, and forgets the hits of all others."""
+        if self._asked or not self._is_due(step):
+            return
         current = self._current()
         self._hits = {r.id: self._hits[r.id] for r in current if r.id in self._hits}
-        if self._asked or not self._is_due(current, step):
-            return
+        self._table = None
         chains = []
         for request in current:
             known = self._hits.get(request.id)
@@ -64,11 +67,12 @@ class Candidates:
             self._asked, self._asked_step = True, step
             self._cache.lookup(chains)
 
-    def _is_due(self, current: Sequence[LiveRequest], step: int) -> bool:
+    def _is_due(self, step: int) -> bool:
         """Whether hits grow old, or are unknown where they are wanted next."""
         if step - self._asked_step >= STALE_AFTER_STEPS:
             return True
-        return any(request.id not in self._hits for request in current[:_FIRST])
+        first = self._order[:_FIRST] or [request.id for request in self._registry.newest_waiting(_FIRST)]
+        return any(request not in self._hits and self._waits(request) for request in first)
 
     def take_hits(self, step: int) -> bool:
         """Takes the answer to the last look-up; whether there was one."""
@@ -80,6 +84,7 @@ class Candidates:
             request = self._registry.by_id.get(chain.request)
             if request and request.waits:
                 self._hits[request.id] = (hits, step)
+                self._table = None
                 request.known_hits = hits.device_blocks
         return bool(found)
 
@@ -89,6 +94,11 @@ class Candidates:
 
     def table(self) -> CandidateTable:
         """The candidates that were looked up."""
+        if self._table is None or self._table_of != self._registry.waiting_changes:
+            self._table, self._table_of = self._new_table(), self._registry.waiting_changes
+        return self._table
+
+    def _new_table(self) -> CandidateTable:
         rows = [(i, h, s) for i, (h, s) in self._hits.items() if self._waits(i)]
         return CandidateTable(
             id=np.array([i for i, _, _ in rows], np.uint64),

@@ -256,7 +256,8 @@ class Loop:
         plan = build_plan(self.step, self.registry, self.blocks, rows, tokens, self.endings.padding)
         self.counters.computed_tokens += plan.tokens
         self.steps.launched(plan, rows, slots, tokens, now_us)
-        self._flight = InFlight(plan, rows, slots, [r.boardings for r in rows], now_us, decided_us)
+        boardings, departures = [r.boardings for r in rows], self.registry.departures
+        self._flight = InFlight(plan, rows, slots, boardings, departures, now_us, decided_us)
         self.model.launch(plan)
         self._changed = True
         if self.course.steps_left > 0:

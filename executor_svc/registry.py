@@ -43,6 +43,10 @@ class Registry:
         self._live_of_tenant: I64 = np.zeros(64, np.int64)
         self._next_due_us = _NEVER_US  # no deadline that counts passes before it
         self.sampling = _sampling_columns(capacity)
+        self.stop_ids: Counter[int] = Counter()  # of all live requests
+        self.waiting_changes = 0  # how many times a request came into the waiting order, or left it
+        self.departures = 0  # how many times a request has left its row
+        self._running_slots: I64 | None = None  # of `running`, until that changes
 
     def __getattr__(self, name: str) -> NDArray[Any]:
         """Columns are plain attributes, for speed; this tells type checkers so."""
@@ -99,6 +103,7 @@ class Registry:
             grown[: len(self._live_of_tenant)] = self._live_of_tenant
             self._live_of_tenant = grown
         self._live_of_tenant[tenant] += 1
+        self.stop_ids.update(request.stop_ids)
         self.by_id[request.id] = request
         self.by_client_id[asked.client_id] = request
         self._insert_waiting(request)
@@ -108,14 +113,29 @@ class Registry:
         self._leave_waiting(request)
         request.state = State.BOARDING
         self.loading[request.slot] = 1
-        self.running.append(request)
+        self._seat(request)
 
     def promote(self, request: LiveRequest) -> None:
         """STANDBY -> RUNNING: it takes the row of one that ended, or that a decision gives it."""
         self._leave_waiting(request)
         request.state = State.RUNNING
         self.loading[request.slot] = request.load is not None
+        self._seat(request)
+
+    def _seat(self, request: LiveRequest) -> None:
         self.running.append(request)
+        self._running_slots = None
+
+    def _unseat(self, request: LiveRequest) -> None:
+        self.running.remove(request)
+        self._running_slots = None
+        self.departures += 1
+
+    def running_slots(self) -> I64:
+        """Of the running rows, in their order; not to be changed."""
+        if self._running_slots is None:
+            self._running_slots = slots_of(self.running)
+        return self._running_slots
 
     def dismiss(self, request: LiveRequest) -> None:
         """STANDBY -> WAITING: it holds nothing."""
@@ -124,7 +144,7 @@ class Registry:
 
     def back_to_waiting(self, request: LiveRequest) -> None:
         """BOARDING or RUNNING -> WAITING, at its place; it holds nothing."""
-        self.running.remove(request)
+        self._unseat(request)
         request.state = State.WAITING
         self._reset(request.slot)
         self._insert_waiting(request)
@@ -134,7 +154,7 @@ class Registry:
         if request.waits:
             self._leave_waiting(request)
         else:
-            self.running.remove(request)
+            self._unseat(request)
         request.state = State.ENDED
         self._with_deadline -= request.submission.ttft_deadline_us > 0 or request.submission.deadline_us > 0
         self.ttft_deadline_us[request.slot] = self.deadline_us[request.slot] = 0
@@ -144,6 +164,10 @@ class Registry:
     def forget(self, request: LiveRequest) -> None:
         """Frees the slot of an ended request, once its blocks are released."""
         del self.by_id[request.id]
+        for stop in request.stop_ids:
+            self.stop_ids[stop] -= 1
+            if not self.stop_ids[stop]:
+                del self.stop_ids[stop]
         tenant = int(self.tenant[request.slot])
         self._live_of_tenant[tenant] -= 1
         if not self._live_of_tenant[tenant]:
@@ -157,6 +181,7 @@ class Registry:
         self.waits_for[slot] = self.loading[slot] = 0
 
     def _leave_waiting(self, request: LiveRequest) -> None:
+        self.waiting_changes += 1
         at = int(np.searchsorted(self._waiting_ids, request.id))
         self._waiting_ids = np.delete(self._waiting_ids, at)
         self._waiting_slots = np.delete(self._waiting_slots, at)
@@ -165,6 +190,7 @@ class Registry:
         self._waiting_of_tenant[request.submission.tenant] -= request.length
 
     def _insert_waiting(self, request: LiveRequest) -> None:
+        self.waiting_changes += 1
         at = int(np.searchsorted(self._waiting_ids, request.id))
         self._waiting_ids = np.insert(self._waiting_ids, at, request.id)
         self._waiting_slots = np.insert(self._waiting_slots, at, request.slot)

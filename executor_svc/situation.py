@@ -208,7 +208,7 @@ class Situation:
     def _rows(self) -> tuple[I64, I64]:
         """Slots of the running rows, and of those that the step in flight brings to max_tokens."""
         registry = self._registry
-        slots = slots_of(registry.running)
+        slots = registry.running_slots()
         in_flight, generated = registry.in_flight_tokens[slots], registry.generated_tokens[slots]
         last = (in_flight > 0) & (generated + 1 >= registry.max_new_tokens[slots])
         last &= registry.computed_tokens[slots] + in_flight == registry.prompt_tokens[slots] + generated
@@ -233,7 +233,7 @@ class Situation:
             live = live[(limits.max_rows[live] > 0) | (limits.max_waiting_tokens[live] > 0)]
             if len(live) == 0:
                 return TenantTable()
-        slots = slots_of(registry.running)
+        slots = registry.running_slots()
         held = np.zeros(len(live), np.int64)
         block_bytes = self._rates.current().block_bytes
         blocks = np.array([len(r.blocks) for r in registry.running], np.int64)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -18,12 +18,14 @@ from jitney.columns import I32, I64
 
 @dataclass(frozen=True, slots=True)
 class InFlight:
-    """A launched step: its rows with their slots, and which boarding of each it belongs to."""
+    """A launched step: its rows with their slots, and which boarding of each it belongs to; and how many rows had left
+    before it."""
 
     plan: StepPlan
     rows: Sequence[LiveRequest]
     slots: I64
     boardings: Sequence[int]
+    departures: int
     launched_us: int
     decide_us: int
 
@@ -36,9 +38,10 @@ class InFlight:
 
 @dataclass(frozen=True, slots=True)
 class Got:
-    """The rows of a step that got a token, with it."""
+    """The rows of a step that got a token, with their slots, and it."""
 
     rows: Sequence[LiveRequest] = ()
+    slots: I64 = field(default_factory=lambda: slots_of(()))
     tokens: Sequence[int] = ()
 
 
@@ -68,49 +71,53 @@ class Steps:
         A row that was preempted meanwhile keeps its token; one that ended meanwhile has its token dropped.
         """
         self._computed(flight)
-        rows, got, tokens = flight.rows, [], []
-        sampled = zip(flight.plan.sample_rows.tolist(), result.token_ids.tolist(), strict=True)
-        running, ended, logprobs = State.RUNNING, State.ENDED, result.logprobs is not None
-        for index, (row, token) in enumerate(sampled):
-            request = rows[row]
-            if request.state is not running:
-                if request.state is ended:
-                    continue
+        registry, samples, tokens = self._registry, flight.plan.sample_rows, result.token_ids.tolist()
+        rows = flight.rows
+        got = rows if len(samples) == len(rows) else [rows[row] for row in samples.tolist()]
+        slots = flight.slots[samples]
+        if flight.departures != registry.departures:
+            there = [i for i, request in enumerate(got) if request.state is not State.ENDED]
+            got, slots, tokens = [got[i] for i in there], slots[there], [tokens[i] for i in there]
+            for request in got:
                 if request.waits:
-                    self._registry.waiting_token_added(request)
-            length = request.length
-            if length == len(request.tokens):
+                    registry.waiting_token_added(request)
+        else:
+            there = None
+        if not got:
+            return Got()
+        if result.logprobs is not None:
+            for index, request in zip(there or range(len(got)), got, strict=True):
+                if request.submission.logprobs >= 0:
+                    request.answer.logprobs.append(_logprobs(result, index, request.submission.logprobs))
+        for request, token in zip(got, tokens, strict=True):
+            length, buffer = request.length, request.tokens
+            if length == len(buffer):
                 request.grow()
-            request.tokens[length] = token
+                buffer = request.tokens
+            buffer[length] = token
             request.length = length + 1
             request.answer.token_ids.append(token)
             if not request.first_token_us:
                 request.first_token_us = now_us
-            if logprobs and request.submission.logprobs >= 0:
-                request.answer.logprobs.append(_logprobs(result, index, request.submission.logprobs))
-            got.append(request)
-            tokens.append(token)
-        if got:
-            registry, slots = self._registry, slots_of(got)
-            registry.generated_tokens[slots] += 1
-            registry.newest_token[slots] = tokens
-            self._counters.generated_tokens += len(got)
-            np.add.at(self._served().generated, registry.tenant[slots].astype(np.int64), 1)
-        return Got(got, tokens)
+        registry.generated_tokens[slots] += 1
+        registry.newest_token[slots] = tokens
+        self._counters.generated_tokens += len(got)
+        np.add.at(self._served().generated, registry.tenant[slots].astype(np.int64), 1)
+        return Got(got, slots, tokens)
 
     def _computed(self, flight: InFlight) -> None:
         """The rows that still run have computed their tokens."""
-        state = State.RUNNING
-        running = [
-            request.state is state and request.boardings == boarding
-            for request, boarding in zip(flight.rows, flight.boardings, strict=True)
-        ]
+        registry, state = self._registry, State.RUNNING
         rows, slots, counts = flight.rows, flight.slots, flight.tokens
-        if not all(running):
+        if flight.departures != registry.departures:
+            running = [
+                request.state is state and request.boardings == boarding
+                for request, boarding in zip(rows, flight.boardings, strict=True)
+            ]
             places = np.flatnonzero(running)
             rows, slots, counts = [rows[i] for i in places.tolist()], slots[places], counts[places]
-        registry = self._registry
-        prompt = np.clip(registry.prompt_tokens[slots] - registry.computed_tokens[slots], 0, counts)
+        uncomputed = registry.prompt_tokens[slots] - registry.computed_tokens[slots]
+        prompt = np.minimum(np.maximum(uncomputed, 0), counts)
         registry.computed_tokens[slots] += counts
         registry.in_flight_tokens[slots] = 0
         prefills = np.flatnonzero(prompt)
@@ -132,11 +139,14 @@ class Steps:
         """Ends the rows whose new token was a stop token, or the last one they may have; whether there were any."""
         if not got.rows:
             return False
-        registry, slots = self._registry, slots_of(got.rows)
-        full = registry.generated_tokens[slots] >= registry.max_new_tokens[slots]
-        stopped = [token in request.stop_ids for request, token in zip(got.rows, got.tokens, strict=True)]
-        finished = np.flatnonzero(full | stopped).tolist()
-        for i in finished:
+        registry, slots = self._registry, got.slots
+        finished = registry.generated_tokens[slots] >= registry.max_new_tokens[slots]
+        stopped = [False] * len(got.tokens)
+        if not registry.stop_ids.keys().isdisjoint(got.tokens):
+            stopped = [token in request.stop_ids for request, token in zip(got.rows, got.tokens, strict=True)]
+            finished = finished | stopped
+        ends = np.flatnonzero(finished).tolist()
+        for i in ends:
             request = got.rows[i]
             matched = push_text(request, request.length - stopped[i])
             if matched is not None:
@@ -145,7 +155,7 @@ class Steps:
                 self._endings.end(request, FinishReason.STOP, now_us, 0, stop_token_id=got.tokens[i])
             else:
                 self._endings.end(request, FinishReason.LENGTH, now_us, 0)
-        return bool(finished)
+        return bool(ends)
 
     def stream(self, got: Got, now_us: int, step_in_flight: int) -> None:
         """Hands the new tokens on, as text too; a row whose text has matched a stop string ends."""
