@@ -19,6 +19,7 @@ from start to end: it tells a process that works from one that is stuck, whether
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import sys
@@ -175,6 +176,8 @@ async def serve_until_signal(
         log.info("listening", address=server.address)
         code = await _prepare(server, prepare)
         if code is None:
+            gc.collect()
+            gc.freeze()  # what the imports have left is looked through no more
             await server.set_serving()
             log.info("ready", address=server.address)
             code = await server.stopped()
