@@ -71,7 +71,7 @@ class ControlPath(LiveLoop):
             chunk_cap_tokens=512,
         )
         super().__init__(scheduler, cache, settings, POOL_BLOCKS, InstantModel)
-        self._newest: deque[bytes] = deque(maxlen=16)
+        self._newest: deque[tuple[bytes, bytes]] = deque(maxlen=16)
         self.record = self._keep
         self._workload = Workload(seed)
         for _ in range(running + waiting):
@@ -111,7 +111,11 @@ class ControlPath(LiveLoop):
 
     def snapshots(self) -> list[bytes]:
         """The newest that were decided on."""
-        return list(self._newest)
+        return [snapshot for snapshot, _ in self._newest]
+
+    def newest(self) -> tuple[bytes, bytes]:
+        """The newest snapshot that was decided on, and its decision."""
+        return self._newest[-1]
 
     def _take(self, count: int) -> list[int]:
         model = self.loop.model
@@ -122,7 +126,7 @@ class ControlPath(LiveLoop):
         return model.launched_ns
 
     def _keep(self, snapshot: bytes, decision: bytes, round_trip_us: int) -> None:
-        self._newest.append(snapshot)
+        self._newest.append((snapshot, decision))
 
     def _arrive(self) -> None:
         self.submit(_submission(self._workload.next()), self._changed)

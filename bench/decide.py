@@ -4,7 +4,8 @@
 
 Ours: the executor's loop with a model that takes no time, Decide over gRPC to a scheduler process, Apply over gRPC to a
 cache process. `rtt` is from the snapshot's encoding to the decoded decision, `control` from one launch to the next:
-everything. `decide` is the pure function alone. Theirs: `schedule()` and `update_from_output()` in one process, which
+everything. `decide` is the pure function alone, `echo` a bare gRPC round trip of the same bytes between two idle Python
+processes. Theirs: `schedule()` and `update_from_output()` in one process, which
 includes block accounting. Rounds of all take turns, under the same requests with the same turnover, on idle cores and
 with a spinning process on each. Ratios are over the median of vLLM's step at the same point, under its fcfs or, for
 the policy of that name, its priority order: the lower of the two is the reference for all. The last line is JSON.
@@ -28,6 +29,7 @@ from typing import Any
 
 from bench.common import busy_cores, load_average, percentile
 from bench.control_path import ControlPath
+from bench.echo import echo_us
 from bench.live_loop import on_clients_loop, services
 from bench.vllm import NoVllm, VllmSide
 from executor_svc.decision_log import DecisionRecorder
@@ -65,6 +67,7 @@ class Times:
     decide: list[float] = field(default_factory=list)
     rtt: list[float] = field(default_factory=list)
     control: list[float] = field(default_factory=list)
+    echo: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +79,7 @@ class Point:
     waiting: int
     cores: str
     decide_us_p50: float
+    echo_ms: float
     rtt_us_p50: float
     rtt_us_p99: float
     control_us_p50: float
@@ -139,8 +143,10 @@ class Sides:
         self.close()
 
 
-def measure(path: ControlPath, sides: Sides, plan: Plan, cores: str) -> tuple[dict[str, Times], float | None]:
-    """All policies and vLLM in turns; vLLM's median."""
+def measure(
+    path: ControlPath, sides: Sides, echo: str, plan: Plan, cores: str
+) -> tuple[dict[str, Times], float | None]:
+    """All policies, the service at `echo` and vLLM in turns; vLLM's median."""
     ours: dict[str, Times] = {policy: Times() for policy in plan.policies}
     theirs: dict[str, list[float]] = defaultdict(list)
     with busy_cores() if cores == "busy" else contextlib.nullcontext():
@@ -151,6 +157,8 @@ def measure(path: ControlPath, sides: Sides, plan: Plan, cores: str) -> tuple[di
                 ours[policy].rtt += got.rtt_us
                 ours[policy].control += got.control_us
                 ours[policy].decide += decide_us(path.snapshots())
+                snapshot, decision = path.newest()
+                ours[policy].echo += on_clients_loop(echo_us(echo, snapshot, len(decision), plan.steps))
             for order, times in sides.round(plan.steps).items():
                 theirs[order] += times
     return ours, min(map(statistics.median, theirs.values())) if theirs else None
@@ -165,6 +173,7 @@ def point_of(policy: str, running: int, waiting: int, cores: str, times: Times, 
         waiting=waiting,
         cores=cores,
         decide_us_p50=round(percentile(times.decide, 50), 1),
+        echo_ms=round(percentile(times.echo, 50) / 1e3, 3),
         rtt_us_p50=round(rtt, 1),
         rtt_us_p99=round(percentile(times.rtt, 99), 1),
         control_us_p50=round(control, 1),
@@ -176,7 +185,14 @@ def point_of(policy: str, running: int, waiting: int, cores: str, times: Times, 
 
 def line_of(point: Point) -> str:
     """As the table has it."""
-    times = (point.decide_us_p50, point.rtt_us_p50, point.rtt_us_p99, point.control_us_p50, point.vllm_us_p50 or 0)
+    times = (
+        point.decide_us_p50,
+        1e3 * point.echo_ms,
+        point.rtt_us_p50,
+        point.rtt_us_p99,
+        point.control_us_p50,
+        point.vllm_us_p50 or 0,
+    )
     figures = " ".join(f"{us:8.0f}" for us in times)
     ratios = f"{point.rtt_ratio or 0:9.3f} {point.control_ratio or 0:12.3f}"
     return f"{point.policy:9} {point.running:7} {point.waiting:7} {point.cores:5} {figures} {ratios}"
@@ -221,13 +237,13 @@ def run(plan: Plan) -> Iterator[Point | dict[str, float]]:
     rate: dict[str, float] = {"decides_per_s_per_replica": 0.0, "log_bytes_per_step": 0.0}
     rate_point = RATE_POINT if RATE_POINT in plan.points else plan.points[0]
     try:
-        with services("scheduler_svc", "cache_svc") as (scheduler, cache):
+        with services("scheduler_svc", "cache_svc", "bench.echo") as (scheduler, cache, echo):
             for running, waiting in plan.points:
                 sides.build(running, waiting)
                 with ControlPath(scheduler.target, cache.target, running, waiting, SEED) as path:
                     path.fill()
                     for cores in plan.cores:
-                        ours, vllm = measure(path, sides, plan, cores)
+                        ours, vllm = measure(path, sides, echo.target, plan, cores)
                         for policy, times in ours.items():
                             yield point_of(policy, running, waiting, cores, times, vllm)
                     if (running, waiting) == rate_point:
@@ -260,7 +276,9 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=40, help="of each policy and of vLLM in a round")
     plan = plan_of(parser.parse_args())
     print(f"{plan.rounds} rounds of {plan.steps} steps; {load_average()} at the start; microseconds")
-    print("policy    running waiting cores   decide      rtt  rtt p99  control     vLLM  rtt/vLLM control/vLLM")
+    print(
+        "policy    running waiting cores   decide     echo      rtt  rtt p99  control     vLLM  rtt/vLLM control/vLLM"
+    )
     points: list[Point] = []
     rate: dict[str, float] = {}
     for got in run(plan):
