@@ -49,7 +49,7 @@ async def echo_us(target: str, message: bytes, answer_bytes: int, count: int) ->
 async def main(config: ServingConfig) -> int:
     """Serves until a signal."""
     server = build_server(config, "echo")
-    handler = grpc.stream_stream_rpc_method_handler(echo)
+    handler: Any = grpc.stream_stream_rpc_method_handler(echo)
     server.grpc.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(NAME, {"Echo": handler}),))
     server.offer(NAME)
     return await serve_until_signal(server)

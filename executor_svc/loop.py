@@ -253,7 +253,7 @@ class Loop:
             self.course.steps_left = 0
             return
         self.step += 1
-        plan = build_plan(self.step, self.registry, self.blocks, rows, tokens, self.endings.padding)
+        plan = build_plan(self.step, self.registry, self.blocks, rows, slots, tokens, self.endings.padding)
         self.counters.computed_tokens += plan.tokens
         self.steps.launched(plan, rows, slots, tokens, now_us)
         boardings, departures = [r.boardings for r in rows], self.registry.departures

@@ -39,18 +39,19 @@ def build_plan(
     registry: Registry,
     blocks: DeviceBlocks,
     rows: Sequence[LiveRequest],
+    slots: I64,
     tokens: I64,
     padding: Sequence[LiveRequest] = (),
 ) -> StepPlan:
-    """The plan of a step in which each row computes its next so many tokens (at least 1, and they fit).
+    """The plan of a step in which each row, at its slot, computes its next so many tokens (at least 1, and they fit).
 
     `padding` are ended rows that compute their last token again, for nothing: it is neither written nor sampled.
     """
-    running = len(rows)
-    rows = [*rows, *padding]
-    take = np.concatenate((tokens, np.ones(len(padding), np.int64)))
+    running, take = len(rows), tokens
+    if padding:
+        rows = [*rows, *padding]
+        slots, take = slots_of(rows), np.concatenate((tokens, np.ones(len(padding), np.int64)))
     count = len(rows)
-    slots = slots_of(rows)
     table_rows = np.array([r.table_row for r in rows], np.int32)
     sealed = np.array([r.sealed for r in rows], np.int64)
     lengths = registry.prompt_tokens[slots].astype(np.int64) + registry.generated_tokens[slots]
@@ -60,10 +61,10 @@ def build_plan(
     query_start = np.zeros(count + 1, np.int64)
     np.cumsum(take, out=query_start[1:])
     row_of = np.repeat(np.arange(count), take)
-    positions = np.arange(query_start[-1]) - query_start[row_of] + start[row_of]
-    block_index = positions // blocks.block_tokens
+    positions = start if len(row_of) == count else np.arange(len(row_of)) - query_start[row_of] + start[row_of]
+    block_index, offset = np.divmod(positions, blocks.block_tokens)
     pool_block = blocks.table[table_rows[row_of], block_index].astype(np.int64)
-    slot_of = pool_block * blocks.block_tokens + positions % blocks.block_tokens
+    slot_of = pool_block * blocks.block_tokens + offset
     # A sealed block is never written: the last token of a wholly cached prompt only queries.
     slot_of[(block_index < sealed[row_of]) | (row_of >= running)] = -1
     sample = np.flatnonzero(end[:running] == lengths[:running]).astype(np.int32)

@@ -44,7 +44,9 @@ class Registry:
         self._next_due_us = _NEVER_US  # no deadline that counts passes before it
         self.sampling = _sampling_columns(capacity)
         self.stop_ids: Counter[int] = Counter()  # of all live requests
-        self.waiting_changes = 0  # how many times a request came into the waiting order, or left it
+        self.waiting_changes = 0  # how many times a request came into the waiting order, left it, or got a token there
+        self._shown: WaitingTable | None = None  # until that changes
+        self._shown_for: tuple[frozenset[str], int] = (frozenset(), 0)
         self.departures = 0  # how many times a request has left its row
         self._running_slots: I64 | None = None  # of `running`, until that changes
 
@@ -219,6 +221,17 @@ class Registry:
 
     def waiting_tables(self, names: frozenset[str]) -> tuple[WaitingTable, WaitingPolicyTable]:
         """The waiting rows with the columns that the policy reads (id always), and its own of those that have run."""
+        if self._shown is None or self._shown_for != (names, self.waiting_changes):
+            self._shown, self._shown_for = self._waiting_table(names), (names, self.waiting_changes)
+        slots = self._waiting_slots
+        ran = np.fromiter(sorted(self._ran), np.int64, len(self._ran))
+        rows = np.searchsorted(self._waiting_ids, ran)
+        own = WaitingPolicyTable(
+            policy_row=rows.astype(np.uint32), policy_a=self.policy_a[slots[rows]], policy_b=self.policy_b[slots[rows]]
+        )
+        return self._shown, own
+
+    def _waiting_table(self, names: frozenset[str]) -> WaitingTable:
         slots = self._waiting_slots
         columns = {"id": self.id[slots]}
         for name in names - {"id"}:
@@ -228,12 +241,7 @@ class Registry:
                 columns[name] = self.max_new_tokens[slots] - self.generated_tokens[slots]
             else:
                 columns[name] = self._columns[name][slots].astype(_CASTS.get(name, self._columns[name].dtype))
-        ran = np.fromiter(sorted(self._ran), np.int64, len(self._ran))
-        rows = np.searchsorted(self._waiting_ids, ran)
-        own = WaitingPolicyTable(
-            policy_row=rows.astype(np.uint32), policy_a=self.policy_a[slots[rows]], policy_b=self.policy_b[slots[rows]]
-        )
-        return WaitingTable(**columns), own
+        return WaitingTable(**columns)
 
     def newest_waiting(self, count: int) -> list[LiveRequest]:
         """The newest arrivals among the waiting, newest first."""
@@ -246,6 +254,7 @@ class Registry:
     def waiting_token_added(self, request: LiveRequest) -> None:
         """A request that waits got the token of the step in which it was preempted."""
         self.waiting_tokens += 1
+        self.waiting_changes += 1
         self._waiting_of_tenant[request.submission.tenant] += 1
 
     def live_tenants(self) -> I64:

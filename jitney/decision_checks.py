@@ -37,7 +37,7 @@ def check(decision: Decision, settings: Settings) -> None:
     if len(mode) and not _MODES[0] <= int(mode.min()) <= int(mode.max()) <= _MODES[1]:
         outside = mode[(mode < _MODES[0]) | (mode > _MODES[1])]
         _refuse("preempt.mode", f"{_MODES[0]} to {_MODES[1]}", int(outside[0]))
-    tokens = sum(int(table.tokens.sum(dtype=np.int64)) for table in (decision.run, decision.admit))
+    tokens = sum(int(t.tokens.sum(dtype=np.int64)) for t in (decision.run, decision.admit) if len(t.tokens))
     _between("run.tokens and admit.tokens", tokens, 0, settings.max_step_tokens)
     _check_scalars(decision, settings)
 
@@ -56,10 +56,13 @@ def _check_scalars(decision: Decision, settings: Settings) -> None:
 def _check_whole(table: Table, field: str) -> None:
     """Each request once, and every column there."""
     columns = vars(table)
-    rows = table.rows
-    for name, column in columns.items():
-        if len(column) != rows:
-            _refuse(f"{field}.{name}", f"{rows} entries, one a request", len(column))
+    sizes = [len(column) for column in columns.values()]
+    if not any(sizes):
+        return
+    rows = sizes[0]
+    for name, size in zip(columns, sizes, strict=True):
+        if size != rows:
+            _refuse(f"{field}.{name}", f"{rows} entries, one a request", size)
     _check_distinct(columns["id"], f"{field}.id")
 
 
@@ -78,6 +81,8 @@ def _check_least(column: NDArray[Any], field: str, least: int) -> None:
 
 def _check_loads(table: AdmitColumns | SubstituteColumns, field: str) -> None:
     """Blocks that are loaded are some of those that the request takes."""
+    if not np.count_nonzero(table.load_blocks):
+        return
     _check_least(table.load_blocks, f"{field}.load_blocks", 0)
     over = np.flatnonzero(table.load_blocks > table.blocks)
     if len(over):

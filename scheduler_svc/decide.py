@@ -151,7 +151,7 @@ def _told(snapshot: Snapshot, plan: Plan, build: str) -> Decision:
         run=RunColumns(id=rows.id[runs], tokens=plan.tokens[runs].astype(np.int32)),
         admit=plan.boarding.columns(snapshot),
         preempt=_preempt_columns(rows, relief),
-        prefetch=prefetches(snapshot, plan.order[~np.isin(plan.order, plan.boarding.rows + plan.standby.rows)]),
+        prefetch=prefetches(snapshot, plan.order, plan.boarding.rows + plan.standby.rows),
         substitutes=substitute_columns(snapshot, plan.standby),
         next_candidates=next_candidates(snapshot, plan.order, len(plan.boarding.rows)),
         coast_victims=coast_order(rows.without(relief.victims)),

@@ -102,16 +102,19 @@ def substitute_columns(snapshot: Snapshot, found: Boarding) -> SubstituteColumns
     )
 
 
-def prefetches(snapshot: Snapshot, behind: I64) -> PrefetchColumns:
-    """The first of `behind` that have blocks on the SSD and will load them faster than they are computed, while the CPU
-    tier has room and the time for reads lasts."""
+def prefetches(snapshot: Snapshot, order: I64, boards: list[int]) -> PrefetchColumns:
+    """The first of `order`, but those that board, that have blocks on the SSD and will load them faster than they are
+    computed, while the CPU tier has room and the time for reads lasts."""
     table, rates, costs = snapshot.candidates, snapshot.rates, LoadCosts.of(snapshot)
     if not rates.ssd_read_bytes_per_s or not rates.block_bytes or costs.copy_ns >= costs.compute_ns:
+        return PrefetchColumns()
+    if not np.count_nonzero(table.ssd_hit_blocks):
         return PrefetchColumns()
     on_ssd = {int(table.id[row]): int(table.ssd_hit_blocks[row]) for row in np.flatnonzero(table.ssd_hit_blocks)}
     ids, counts = [], []
     room, left_us = snapshot.cpu.free_blocks, PREFETCH_US - snapshot.ssd.queue_us
-    for id_ in snapshot.waiting.id[behind[:PREFETCH_AHEAD]].tolist():
+    behind = [row for row in order.tolist() if row not in boards][:PREFETCH_AHEAD]
+    for id_ in snapshot.waiting.id[behind].tolist():
         blocks = on_ssd.get(id_, 0)
         if not blocks:
             continue

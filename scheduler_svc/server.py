@@ -23,6 +23,7 @@ from jitney.snapshot_checks import check
 from scheduler_svc.config import SERVICE, SchedulerConfig
 from scheduler_svc.decide import decide
 from scheduler_svc.explain import explain
+from scheduler_svc.memory import Memory
 from scheduler_svc.policies import BUILT_IN, PolicyBook
 from scheduler_svc.policies.base import COMMON_WAITING_COLUMNS, Policy
 from scheduler_svc.policies.custom import with_custom
@@ -66,6 +67,9 @@ def answer(data: bytes, policies: PolicyBook = BUILT_IN, tables: Tables | None =
     names a table which is not held here."""
     started_ns = time.perf_counter_ns()
     snapshot = _read(data, tables or Tables())
+    if Memory.read(snapshot.memory).lost:
+        told = {"executor": snapshot.executor, "step": snapshot.step, "version": snapshot.memory.version}
+        logs.get("decide").warning("policy memory in an unknown format: all start empty", **told)
     with tracing.step("decide", snapshot.executor, snapshot.incarnation, snapshot.step) as span:
         decided = encode_decision(decide(snapshot, policies))
         span.set(running=snapshot.running.rows, waiting=snapshot.waiting.rows)

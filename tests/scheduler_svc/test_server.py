@@ -11,14 +11,16 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
+from structlog.testing import capture_logs
 
 from jitney.errors import InvalidRequest, JitneyError, Missing
 from jitney.scheduler.v1 import scheduler_pb2 as pb
 from jitney.scheduler.v1 import scheduler_pb2_grpc as pb_grpc
 from jitney.scheduler_codec import decode_decision, digest_of, encode_decision, encode_snapshot
+from jitney.serving import logs
 from jitney.serving.channels import channel
 from jitney.serving.status import from_rpc_error
-from jitney.snapshot import Blocks, PolicyChoice, Settings, Snapshot
+from jitney.snapshot import Blocks, PolicyChoice, PolicyMemory, Settings, Snapshot
 from scheduler_svc.build import BUILD
 from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.decide import decide
@@ -143,3 +145,14 @@ def test_only_the_columns_that_a_policy_lists_are_needed() -> None:
             assert sum(count for _, count in decision.waiting_reasons) == 2
 
     with_server(test)
+
+
+def test_a_memory_in_another_format_is_told_in_the_log() -> None:
+    logs.configure("scheduler", "info", "json")
+    kept = PolicyMemory("fair", version=99, content=b"what a later build keeps")
+    with capture_logs() as said:
+        answer(encode_snapshot(Snapshot()))
+        assert not said
+        decision = decode_decision(answer(encode_snapshot(Snapshot(step=3, memory=kept))))
+    assert decision.memory == PolicyMemory()
+    assert [(line["log_level"], line["step"], line["version"]) for line in said] == [("warning", 3, 99)]
