@@ -148,7 +148,7 @@ class LiveLoop:
             on_change(request)
 
         request = LiveRequest(RequestId(next(self._ids)), submission, self._root, self._salt, changed)
-        self.loop.intake.submit(request, self.clock.now_us())
+        self.loop.intake.submit([request], self.clock.now_us())
         return request
 
     def _decided(self, snapshot: bytes, decision: bytes, round_trip_us: int) -> None:

@@ -20,6 +20,7 @@ from executor_svc.declaration import declaration
 from executor_svc.live_request import UNKNOWN_BLOCK, LiveRequest, State
 from executor_svc.load import Load
 from executor_svc.registry import Registry, slots_of
+from executor_svc.tails import TailOps, Tails
 from jitney.block_ops import (
     Acquire,
     Batch,
@@ -79,6 +80,7 @@ class Sent:
 
     boarding: list[Boarding] = field(default_factory=list)
     promised_blocks: int = 0
+    tails: TailOps = field(default_factory=TailOps)
 
 
 class Apply:
@@ -87,6 +89,7 @@ class Apply:
     def __init__(self, registry: Registry, blocks: DeviceBlocks, copying: Copying) -> None:
         self._registry = registry
         self._blocks = blocks
+        self.tails = Tails(registry, blocks)
         self._left: list[LiveRequest] = []  # ended: to seal, release and forget
         self._untold: dict[RequestId, list[Block]] = {}  # granted blocks taken, whose Bind is not sent
         self._returns: list[Block] = []
@@ -134,6 +137,7 @@ class Apply:
 
     def _forget_blocks(self, request: LiveRequest) -> None:
         self._returns += self._untold.pop(request.id, [])
+        self.tails.leave(request)
         self._blocks.close_row(request)
 
     def compose(
@@ -160,6 +164,7 @@ class Apply:
         for admission in substitutes:
             admission.request.state = State.STANDBY
         acquires, reserves = self._board([*admitted, *substitutes], sent, now_us)
+        tails = sent.tails = self.tails.compose()
         needed = self._needed_blocks()
         returns = self._excess(needed)
         grant = max(0, needed - len(self._blocks.granted))
@@ -167,7 +172,9 @@ class Apply:
         swaps, self._swaps = self._swaps, []
         binds = [Bind(request_id, taken) for request_id, taken in self._untold.items()]
         self._untold.clear()
-        if not (seals or releases or swaps or binds or returns or acquires or grant):
+        if not (
+            seals or releases or swaps or binds or returns or tails.sharings or tails.forkings or acquires or grant
+        ):
             return None
         self._sent.append(sent)
         return Batch(
@@ -179,6 +186,8 @@ class Apply:
             swaps=swaps,
             binds=binds,
             returns=returns,
+            shares=tails.shares,
+            forks=tails.forks,
             acquires=acquires,
             reserves=reserves,
             grant=grant,
@@ -214,7 +223,7 @@ class Apply:
             request.sealed = len(acquired.blocks)
             slot = request.slot
             self._registry.held_blocks[slot] = len(request.blocks)
-            self._registry.waits_for[slot] = acquired.owner if acquired.joined else 0
+            self._registry.waits_for[slot] = acquired.owner if acquired.joined else request.host_id
             if reserved.ticket:
                 self.copying.expect(request, reserved, step_in_flight)
                 request.note(
@@ -235,8 +244,9 @@ class Apply:
                 self._releases.append(Release(joiner.id))
                 self._give_up(joiner)
             elif not joiner.joined:
-                self._registry.waits_for[joiner.slot] = 0
+                self._registry.waits_for[joiner.slot] = joiner.host_id
                 self._start_at_hit(joiner, now_us)
+        self.tails.answered(sent.tails, answer.shares, answer.forks)
 
     def load_ended(self, request: LiveRequest, load: Load, now_us: int) -> None:
         """The row goes on behind what was loaded; the next batch seals it."""
@@ -246,6 +256,7 @@ class Apply:
 
     def _give_up(self, request: LiveRequest) -> None:
         """A request that boarded, stood by or joined goes back to waiting with nothing in hand."""
+        self.tails.leave(request)
         self._blocks.close_row(request)
         if request.state is State.STANDBY:
             self._registry.dismiss(request)
@@ -268,6 +279,7 @@ class Apply:
                 if boarding.current:
                     boarding.request.note(now_us, "went back to waiting: the cache was restarted")
                     self._give_up(boarding.request)
+        self.tails.reopened([sent.tails for sent in self._sent])
         self._sent.clear()
         self.counts, self.lower = counts, LowerTiers()
         self.copying.reopened()
@@ -333,7 +345,7 @@ class Apply:
             request.boardings += 1
             request.boarded_tokens = request.length
             slot = request.slot
-            total = -(-request.length // size)
+            total = self.tails.board(request)
             self._registry.admitted_us[slot] = now_us
             self._registry.held_blocks[slot] = total
             sent.boarding.append(Boarding(request, request.boardings))
@@ -348,7 +360,7 @@ class Apply:
         if request.joined:
             return
         size = self._blocks.block_tokens
-        hit = min((request.sealed + sum(loaded)) * size, request.length - 1)
+        hit = min(self.tails.known(request, request.sealed + sum(loaded)), request.length - 1)
         self._registry.computed_tokens[request.slot] = hit
         if request.cached_tokens < 0:
             request.cached_tokens = cached = min(hit, request.prompt_tokens - 1)
@@ -368,7 +380,7 @@ class Apply:
         total = registry.prompt_tokens[slots] + registry.max_new_tokens[slots] - 1  # the last one is never written
         reach = registry.computed_tokens[slots] + registry.in_flight_tokens[slots] + GRANT_LOOKAHEAD_TOKENS
         wanted = -(-np.minimum(reach, total) // self._blocks.block_tokens)
-        return int(np.maximum(0, wanted - registry.held_blocks[slots]).sum())
+        return max(0, int(np.maximum(0, wanted - registry.held_blocks[slots]).sum()) - self.tails.forking)
 
     def _excess(self, needed: int) -> list[Return]:
         """Grants beyond need go back: a boarding request may be waiting for them."""

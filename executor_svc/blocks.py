@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from executor_svc.live_request import UNKNOWN_BLOCK, LiveRequest
+from executor_svc.step_plan import NO_COPIES
 from jitney.block_ops import Block, block_id
 from jitney.columns import I32, I64
 
@@ -30,6 +31,9 @@ class DeviceBlocks:
         self.sharing_changed = False
         self.stored: NDArray[np.bool_] = np.zeros(pool_blocks, np.bool_)  # a copy lies in a lower tier, or did
         self.storing_changed = False
+        self.writable: NDArray[np.bool_] = np.ones(pool_blocks, np.bool_)  # the write table: not those that rows share
+        self.guarded: set[int] = set()  # requests that compute nothing behind their prompt: others share its last block
+        self._copies: dict[int, int] = {}  # target: source, for the next step to begin with
 
     def open_row(self, request: LiveRequest) -> None:
         """Gives the request a table row."""
@@ -38,6 +42,9 @@ class DeviceBlocks:
     def close_row(self, request: LiveRequest) -> None:
         """Forgets the request's blocks; its table row is reused after the next boundary."""
         self._count(request.blocks, -1)
+        if self._copies:
+            for block in request.blocks:
+                self._copies.pop(block_id(block), None)
         request.blocks = []
         request.joined = []
         request.sealed = 0
@@ -83,6 +90,29 @@ class DeviceBlocks:
             self.table[request.table_row, index] = block_id(block)
         del request.joined[: len(blocks)]
         self._count(blocks, 1)
+
+    def fork(self, request: LiveRequest, block: Block, copy: Block) -> None:
+        """Puts `copy` in the place of `block`; the next step begins with copying the content."""
+        index = request.blocks.index(block)
+        request.blocks[index] = copy
+        self.table[request.table_row, index] = block_id(copy)
+        self._count([block], -1)
+        self._count([copy], 1)
+        self.mark_new([copy])
+        self._copies[block_id(copy)] = block_id(block)
+
+    @property
+    def copies_wait(self) -> bool:
+        """Whether the next step will read blocks that nobody may hold any more."""
+        return bool(self._copies)
+
+    def take_copies(self) -> I64:
+        """Source and target of each copy to make, [C, 2], in order."""
+        if not self._copies:
+            return NO_COPIES
+        copies: I64 = np.array([(source, target) for target, source in self._copies.items()], np.int64)
+        self._copies.clear()
+        return copies
 
     def take_granted(self, request: LiveRequest) -> Block | None:
         """A granted block for the request's next tokens; None when the grant is used up."""

@@ -14,6 +14,7 @@ import numpy as np
 from executor_svc.live_request import LiveRequest
 from executor_svc.ports import CachePort, Hasher
 from executor_svc.registry import Registry
+from executor_svc.tails import host_of, joining
 from jitney.block_ops import Chain, ChainHits
 from jitney.columns import U64, CandidateTable
 from jitney.snapshot import MAX_CANDIDATES
@@ -22,6 +23,7 @@ STALE_AFTER_STEPS = 8
 _NEWEST = 16
 _FIRST = 16
 """So many of the line may board soon: they are looked up at once."""
+NONE = (ChainHits(), 0)
 
 
 class Candidates:
@@ -34,6 +36,7 @@ class Candidates:
         self._block_tokens = block_tokens
         self._order: Sequence[int] = ()
         self._hits: dict[int, tuple[ChainHits, int]] = {}
+        self._choices: Sequence[LiveRequest] = ()  # of the candidates, those with siblings
         self._asked = False
         self._asked_step = -STALE_AFTER_STEPS
         self._table: CandidateTable | None = None  # until hits or who waits change
@@ -55,6 +58,7 @@ class Candidates:
             return
         current = self._current()
         self._hits = {r.id: self._hits[r.id] for r in current if r.id in self._hits}
+        self._choices = [r for r in current if r.siblings]
         self._table = None
         chains = []
         for request in current:
@@ -94,12 +98,14 @@ class Candidates:
 
     def table(self) -> CandidateTable:
         """The candidates that were looked up."""
-        if self._table is None or self._table_of != self._registry.waiting_changes:
+        if self._choices or self._table is None or self._table_of != self._registry.waiting_changes:
             self._table, self._table_of = self._new_table(), self._registry.waiting_changes
         return self._table
 
     def _new_table(self) -> CandidateTable:
-        rows = [(i, h, s) for i, (h, s) in self._hits.items() if self._waits(i)]
+        hosts = [(r, host) for r in self._choices if (host := host_of(r)) is not None]
+        found = self._hits | {r.id: (joining(self._hits.get(r.id, NONE)[0], host.id), 0) for r, host in hosts}
+        rows = [(i, h, s) for i, (h, s) in found.items() if self._waits(i)]
         return CandidateTable(
             id=np.array([i for i, _, _ in rows], np.uint64),
             device_hit_blocks=np.array([h.device_blocks for _, h, _ in rows], np.int32),

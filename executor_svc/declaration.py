@@ -15,26 +15,23 @@ def declaration(requests: Iterable[LiveRequest], blocks: DeviceBlocks) -> list[D
     """The grant, and the blocks of these requests: those that run, that have ended and are not released, and
     substitutes whose load is being copied."""
     size = blocks.block_tokens
-    writing: list[DeclaredBlock] = []
+    writing: dict[Block, DeclaredBlock] = {}
     holders: dict[Block, list[RequestId]] = {}
     sealed: dict[Block, DeclaredBlock] = {}
     for request in requests:
         keys = request.hash_to(len(request.blocks) * size, size)
         for index, block in enumerate(request.blocks):
+            holders.setdefault(block, []).append(request.id)
             if index < request.sealed:
-                holders.setdefault(block, []).append(request.id)
                 if block not in sealed:
                     sealed[block] = _sealed(request, index, block, size)
             elif block != UNKNOWN_BLOCK:  # of one that ended while it joined
                 pending = keys[index] if index < request.boarded_tokens // size else Key(b"")
                 parent = request.parent_of(index) if pending else b""
-                writing.append(
-                    DeclaredBlock(block, BlockState.WRITING, key=pending, parent=parent, holders=[request.id])
-                )
+                writing.setdefault(block, DeclaredBlock(block, BlockState.WRITING, key=pending, parent=parent))
     return [
         *(DeclaredBlock(block, BlockState.GRANTED) for block in blocks.granted),
-        *(replace(found, holders=holders[block]) for block, found in sealed.items()),
-        *writing,
+        *(replace(found, holders=holders[block]) for block, found in [*sealed.items(), *writing.items()]),
     ]
 
 

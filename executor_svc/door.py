@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import secrets
 import uuid
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from executor_svc import checks
 from executor_svc.checks import wrong
 from executor_svc.limits import Limits
 from executor_svc.model_info import ModelInfo
 from executor_svc.request import Finish, Sampling, Submission
-from executor_svc.resume import check_hint, prompt_digest, take_up
+from executor_svc.resume import check_hint, prompt_digest, received, take_up
 from executor_svc.stop_strings import StopStrings
 from executor_svc.tenants import Tenants
 from executor_svc.text import AnswerText
@@ -33,14 +33,21 @@ MAX_INT32 = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """A request that was let in. With `ended`, the answer was over before: nothing is left to run, and `ended_text`
-    is the text that the client lacks."""
+class Asked:
+    """One choice of a request. With `ended` it was over before: nothing is left to run, and `ended_text` is the text
+    that the client lacks."""
 
     submission: Submission
-    started: pb.Started
     ended: Finish | None = None
     ended_text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A request that was let in: what to answer at once, and its choices."""
+
+    started: pb.Started
+    choices: Sequence[Asked]
 
 
 class Door:
@@ -71,9 +78,9 @@ class Door:
         _refuse_unbuilt(request)
         client_id = checks.name("request_id", request.request_id, self._limits.request_id_bytes)
         stop_ids = self._stop_ids(request)
-        text = AnswerText(self._tokenizer.pieces, self._stops(request), stop_ids)
-        checks.count("resume.token_ids", len(request.resume.token_ids), self._info.context_tokens)
-        resumed_ids = checks.token_ids("resume.token_ids", request.resume.token_ids, self._info.vocabulary)
+        stops = self._stops(request)
+        n = checks.integer("n", request.n, 0, self._limits.choices) or 1
+        resumed = received(request.resume, n, self._info)
         sampling, logprobs, priority = (
             self._sampling(request.sampling),
             self._logprobs(request),
@@ -88,7 +95,7 @@ class Door:
             client_id=client_id or self._draw_id(),
             prompt_ids=prompt_ids,
             max_tokens=self._max_tokens(request, len(prompt_ids)),
-            text=text,
+            text=AnswerText(self._tokenizer.pieces, stops, stop_ids),
             sampling=Sampling(sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p, hint.seed),
             stop_token_ids=stop_ids,
             logprobs=logprobs,
@@ -98,7 +105,6 @@ class Door:
             salt=salt,
             ttft_deadline_us=ttft_deadline_us,
             deadline_us=deadline_us,
-            resumed_ids=tuple(resumed_ids.tolist()),
             takes_over=request.HasField("resume") and client_id != "",
             features=_features(request),
         )
@@ -109,9 +115,13 @@ class Door:
             prompt_token_ids=prompt_ids.tolist() if request.return_prompt_token_ids else (),
             max_tokens=submission.max_tokens,
         )
-        if not request.HasField("resume"):
-            return Entry(submission, started)
-        return Entry(submission, started, *take_up(submission, text, request.resume.text_bytes_received))
+        choices = []
+        for choice, (ids, text_bytes) in enumerate(resumed):
+            text = AnswerText(self._tokenizer.pieces, stops, stop_ids)
+            one = replace(submission, text=text, choice=choice, resumed_ids=ids)
+            field = f"resume.choices[{choice}]" if n > 1 else "resume"
+            choices.append(Asked(one, *take_up(one, text, text_bytes, field)))
+        return Entry(started, choices)
 
     def _sampling(self, asked: pb.Sampling) -> Sampling:
         """All but the seed."""
@@ -254,7 +264,6 @@ class Door:
 
 
 def _refuse_unbuilt(request: pb.GenerateRequest) -> None:
-    checks.integer("n", request.n, 0, 1, "(more than one answer is not built yet)")
     asked = request.sampling
     for name, neutral in (("repetition_penalty", 1.0), ("presence_penalty", 0.0), ("frequency_penalty", 0.0)):
         value: float = getattr(asked, name)

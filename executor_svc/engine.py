@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import structlog
 
 from executor_svc.counters import StepRecord
-from executor_svc.live_request import LiveRequest, State
+from executor_svc.live_request import LiveRequest, State, link
 from executor_svc.loop import Loop
 from executor_svc.request import Answer, FinishReason, Submission
 from executor_svc.situation import Reads
@@ -76,7 +77,8 @@ class Engine:
         self._fingerprint = fingerprint
         self._ids = itertools.count(1)
         self._lock = threading.Lock()
-        self._live: dict[str, LiveRequest] = {}
+        self._live: dict[str, Sequence[LiveRequest]] = {}  # the choices of each, until all have ended
+        self._live_rows = 0
         self._draining = False
         self._stop = False
         self.failure: BaseException | None = None
@@ -98,8 +100,8 @@ class Engine:
 
     @property
     def live(self) -> int:
-        """Live requests."""
-        return len(self._live)
+        """Live requests, each choice for itself."""
+        return self._live_rows
 
     @property
     def not_ready(self) -> str:
@@ -110,49 +112,60 @@ class Engine:
             return "draining"
         return self.loop.watchdog.not_ready(self.loop.clock.now_us())
 
-    def submit(self, submission: Submission, on_change: Callable[[], None]) -> Answer:
-        """A new request. `on_change` is called from the loop's thread when its answer has grown or ended.
+    def submit(self, choices: Sequence[Submission], on_change: Callable[[], None]) -> list[Answer]:
+        """A new request, by its choices, which differ in nothing but what makes them choices. `on_change` is called
+        from the loop's thread when an answer has grown or ended.
 
         Raises Away (draining or stopped), TooLarge (queue full), Duplicate (a live request has that id).
         """
         if self.failure is not None or self._draining or self._stop:
             raise Away(self.not_ready or "stopping")
-        self._check_queue(submission)
+        self._check_queue(choices)
+        submission = choices[0]
         root = Root(submission.salt, self._model_version, self._adapter_version, self._fingerprint)
 
-        def changed() -> None:
-            if request.answer.finish is not None:
-                with self._lock:
-                    if self._live.get(submission.client_id) is request:
-                        del self._live[submission.client_id]
-            on_change()
-
-        request = LiveRequest(RequestId(next(self._ids)), submission, root, salt_digest(submission.salt), changed)
+        salted = salt_digest(submission.salt)
         with self._lock:
-            earlier = self._live.get(submission.client_id)
-            if earlier is not None and not (submission.takes_over and _same_answer(earlier, submission)):
+            earlier = self._live.get(submission.client_id, ())
+            if earlier and not (submission.takes_over and _same_answer(earlier[0], submission)):
                 raise Duplicate(
                     "a live request has this id", field="request_id", value=submission.client_id, limit="unique"
                 )
-            self._live[submission.client_id] = request
-        if earlier is not None:
-            self.loop.intake.abort(earlier, "taken over by a resumed stream")
-        self.loop.intake.submit(request, self.loop.clock.now_us())
-        return request.answer
+            rows = link([LiveRequest(RequestId(next(self._ids)), each, root, salted, None) for each in choices])
+            for row in rows:
+                row.on_change = partial(self._changed, row, rows, on_change)
+            self._live[submission.client_id] = rows
+            self._live_rows += len(rows)
+        self._abort(earlier, "taken over by a resumed stream")
+        self.loop.intake.submit(rows, self.loop.clock.now_us())
+        return [row.answer for row in rows]
 
-    def _check_queue(self, submission: Submission) -> None:
-        settings = self.loop.settings
-        waiting = max(0, len(self._live) - len(self.loop.registry.running))
-        if settings.max_waiting_requests and waiting >= settings.max_waiting_requests:
+    def _changed(self, row: LiveRequest, rows: Sequence[LiveRequest], on_change: Callable[[], None]) -> None:
+        """On the loop's thread: a row has new tokens, or has ended."""
+        if row.answer.finish is not None:
+            client_id = row.submission.client_id
+            with self._lock:
+                self._live_rows -= 1
+                if all(r.answer.finish is not None for r in rows) and self._live.get(client_id) is rows:
+                    del self._live[client_id]
+        on_change()
+
+    def _check_queue(self, choices: Sequence[Submission]) -> None:
+        """Each choice waits for itself, and with the whole prompt."""
+        settings, submission = self.loop.settings, choices[0]
+        prompt = len(choices) * len(submission.prompt_ids)
+        waiting = max(0, self._live_rows - len(self.loop.registry.running))
+        if settings.max_waiting_requests and waiting + len(choices) > settings.max_waiting_requests:
+            more = f", {len(choices)} would join them" if len(choices) > 1 else ""
             raise TooLarge(
-                f"{waiting} requests wait already, the limit is {settings.max_waiting_requests}",
+                f"{waiting} requests wait already{more}, the limit is {settings.max_waiting_requests}",
                 field="queue",
                 limit=settings.max_waiting_requests,
                 value=waiting,
                 retry_after_us=_RETRY_US,
             )
         quota = self.loop.situation.tenants.of(submission.tenant).max_waiting_tokens
-        mine = self.loop.registry.waiting_tokens_of(submission.tenant) + len(submission.prompt_ids)
+        mine = self.loop.registry.waiting_tokens_of(submission.tenant) + prompt
         if quota and mine > quota:
             raise TooLarge(
                 f"{mine} tokens of tenant {submission.tenant} would wait, its quota is {quota}",
@@ -161,7 +174,7 @@ class Engine:
                 value=mine,
                 retry_after_us=_RETRY_US,
             )
-        tokens = self.loop.registry.waiting_tokens + len(submission.prompt_ids)
+        tokens = self.loop.registry.waiting_tokens + prompt
         if settings.max_waiting_tokens and tokens > settings.max_waiting_tokens:
             raise TooLarge(
                 f"{tokens} tokens would wait, the limit is {settings.max_waiting_tokens}",
@@ -173,18 +186,24 @@ class Engine:
 
     def abort(self, client_id: str) -> None:
         """Ends a live request; Missing if there is none of that id."""
-        with self._lock:
-            request = self._live.get(client_id)
-        if request is None:
-            raise Missing("no live request has this id", field="request_id", value=client_id)
-        self.loop.intake.abort(request, "aborted by a call")
+        self._abort(self._rows(client_id), "aborted by a call")
 
-    def abort_request(self, request_id: int) -> None:
-        """Ends a request by its internal id; silent if it has ended."""
+    def abort_rows(self, ids: Collection[int]) -> None:
+        """Ends requests by their internal ids; silent about those that have ended."""
         with self._lock:
-            found = [r for r in self._live.values() if r.id == request_id]
-        for request in found:
-            self.loop.intake.abort(request, "its client is gone")
+            found = [row for rows in self._live.values() for row in rows if row.id in ids]
+        self._abort(found, "its client is gone")
+
+    def _abort(self, rows: Sequence[LiveRequest], why: str) -> None:
+        for row in rows:
+            self.loop.intake.abort(row, why)
+
+    def _rows(self, client_id: str) -> Sequence[LiveRequest]:
+        with self._lock:
+            rows = self._live.get(client_id)
+        if rows is None:
+            raise Missing("no live request has this id", field="request_id", value=client_id)
+        return rows
 
     def status(self, history_steps: int = 0) -> EngineStatus:
         """A reading of the counters; not one moment's cut."""
@@ -226,11 +245,10 @@ class Engine:
         )
 
     def explain(self, client_id: str) -> tuple[int, Snapshot | None, list[str]]:
-        """The internal id of a live request, the last snapshot, and what happened to it, oldest first."""
-        with self._lock:
-            request = self._live.get(client_id)
-        if request is None:
-            raise Missing("no live request has this id", field="request_id", value=client_id)
+        """The internal id of a live request (of the first choice that is live), the last snapshot, and what happened
+        to it, oldest first."""
+        rows = self._rows(client_id)
+        request = next((row for row in rows if row.state is not State.ENDED), rows[0])
         now_us = self.loop.clock.now_us()
         history = [f"{(now_us - at) / 1e6:.3f} s ago: {what}" for at, what in list(request.events)]
         return request.id, self.loop.last_snapshot, history
@@ -281,7 +299,7 @@ class Engine:
         reason = str(self.failure) if self.failure is not None else "the executor stops"
         now_us = self.loop.clock.now_us()
         with self._lock:
-            left = list(self._live.values())
+            left = [row for rows in self._live.values() for row in rows]
         self.loop.intake.take(now_us, 0)
         for request in left:
             if request.state is not State.ENDED:

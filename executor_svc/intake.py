@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from executor_svc.endings import Endings
 from executor_svc.live_request import LiveRequest, State
@@ -31,13 +31,14 @@ class Intake:
         self._step_in_flight = 0
         self._changed = False
 
-    def submit(self, request: LiveRequest, arrival_us: int) -> None:
-        """A new request; any thread."""
+    def submit(self, rows: Sequence[LiveRequest], arrival_us: int) -> None:
+        """A new request, a row for each choice; any thread."""
 
         def add(now_us: int) -> None:
             del now_us
-            self._registry.add(request, arrival_us, self._predict(request))
-            request.note(arrival_us, f"arrived with {request.prompt_tokens} prompt tokens")
+            for request in rows:
+                self._registry.add(request, arrival_us, self._predict(request))
+                request.note(arrival_us, f"arrived with {request.prompt_tokens} prompt tokens")
 
         self.run(add)
 

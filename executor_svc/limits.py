@@ -21,6 +21,7 @@ class Limits:
     stop_string_bytes: int = 256
     stop_token_ids: int = 64
     logprobs: int = MAX_LOGPROBS
+    choices: int = 32
     temperature: float = 100.0
     greedy_below: float = 1e-4  # a temperature under it would overflow float32: it is as good as greedy
     priority: tuple[int, int] = PRIORITY_RANGE

@@ -6,7 +6,7 @@ block that another request is still computing (a joined key).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 
 import numpy as np
@@ -49,6 +49,8 @@ class LiveRequest:
         "first_row_us",
         "first_token_us",
         "hashed",
+        "heir",
+        "host",
         "id",
         "joined",
         "keys",
@@ -62,6 +64,7 @@ class LiveRequest:
         "root",
         "salt_digest",
         "sealed",
+        "siblings",
         "slot",
         "state",
         "steps",
@@ -93,6 +96,9 @@ class LiveRequest:
         self.tokens: I32 = np.empty(self.length + min(submission.max_tokens, 256), np.int32)
         self.tokens[: self.length] = np.concatenate([submission.prompt_ids, resumed])
         self.slot = -1
+        self.siblings: Sequence[LiveRequest] = ()  # all choices of its client's request, itself too; of one: none
+        self.host: LiveRequest | None = None  # the sibling whose partly filled last prompt block it waits for
+        self.heir = False  # of such a sibling, waiting or having got it: it fills none itself
         self.state = State.WAITING
         self.table_row = -1
         self.blocks: list[Block] = []
@@ -118,6 +124,11 @@ class LiveRequest:
     def waits(self) -> bool:
         """Whether it stands in the waiting order."""
         return self.state is State.WAITING or self.state is State.STANDBY
+
+    @property
+    def host_id(self) -> RequestId:
+        """Of the sibling whose tail it waits for; 0: none."""
+        return self.host.id if self.host is not None else RequestId(0)
 
     @property
     def generated(self) -> int:
@@ -148,3 +159,11 @@ class LiveRequest:
         self.events.append((now_us, what))
         if len(self.events) > 32:
             del self.events[0]
+
+
+def link(rows: Sequence[LiveRequest]) -> Sequence[LiveRequest]:
+    """Makes the choices of one client's request siblings, if there are several."""
+    if len(rows) > 1:
+        for request in rows:
+            request.siblings = rows
+    return rows

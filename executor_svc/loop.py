@@ -131,6 +131,11 @@ class Loop:
     def _in_flight_step(self) -> int:
         return self._flight.plan.step if self._flight else 0
 
+    @property
+    def _reading_step(self) -> int:
+        """The last step that may read blocks which are free now; 0: none."""
+        return self.step + 1 if self.blocks.copies_wait else self._in_flight_step
+
     def _hear(self) -> None:
         """Takes what has come: the step's result, the cache's answers, look-ups, the decision."""
         now_us = self.clock.now_us()
@@ -153,9 +158,10 @@ class Loop:
                 self.copies.attach(event.segments)
                 self.apply.reopened(event.counts, now_us)
             else:
-                self.apply.answered(event, now_us, self._in_flight_step)
+                self.apply.answered(event, now_us, self._reading_step)
             self._changed = True
-        for request, load in self.copying.turn(self._in_flight_step):
+        held_back = self.step if self.blocks.copies_wait else 0  # the next step begins with copies
+        for request, load in self.copying.turn(self._in_flight_step or held_back):
             self.apply.load_ended(request, load, now_us)
             self._ran.append(request)
             self._changed = True
@@ -206,7 +212,7 @@ class Loop:
             self.blocks.boundary()  # table rows that were given back since are read by no step
         batch = self.apply.compose(
             self.step,
-            self._in_flight_step,
+            self._reading_step,
             boarding.victims,
             boarding.admitted,
             boarding.substitutes,
@@ -243,7 +249,8 @@ class Loop:
             self.apply.bind(rows[i], rows[i].blocks[held[i] :])
         runs = tokens > 0
         if not runs.all():
-            stalled = sum(not rows[i].joined and rows[i].load is None for i in np.flatnonzero(~runs).tolist())
+            waiting = [row.joined or row.host is not None or row.load is not None for row in rows]
+            stalled = sum(not waiting[i] for i in np.flatnonzero(~runs).tolist())
             if stalled:
                 self.counters.stalled_rows += stalled
                 self.course.end_horizon()

@@ -23,6 +23,9 @@ def fit(registry: Registry, blocks: DeviceBlocks, rows: Sequence[LiveRequest], s
     tokens: I64 = np.minimum(wanted, length - computed)
     tokens[(registry.waits_for[slots] != 0) | (registry.loading[slots] != 0)] = 0
     room = registry.held_blocks[slots].astype(np.int64) * blocks.block_tokens - computed
+    for i in [i for i, request in enumerate(rows) if request.id in blocks.guarded] if blocks.guarded else ():
+        room[i] = len(rows[i].blocks) * blocks.block_tokens - computed[i]
+        tokens[i] = min(tokens[i], rows[i].prompt_tokens - computed[i])
     for i in np.flatnonzero(tokens > room).tolist():
         request = rows[i]
         while tokens[i] > room[i]:
@@ -66,7 +69,8 @@ def build_plan(
     pool_block = blocks.table[table_rows[row_of], block_index].astype(np.int64)
     slot_of = pool_block * blocks.block_tokens + offset
     # A sealed block is never written: the last token of a wholly cached prompt only queries.
-    slot_of[(block_index < sealed[row_of]) | (row_of >= running)] = -1
+    # Nor is a block that several rows hold.
+    slot_of[(block_index < sealed[row_of]) | (row_of >= running) | ~blocks.writable[pool_block]] = -1
     sample = np.flatnonzero(end[:running] == lengths[:running]).astype(np.int32)
     drawn = slots[sample]
     token_ids = registry.newest_token[slots][row_of]  # right for each row that computes its newest token alone
@@ -83,8 +87,8 @@ def build_plan(
         table_rows=table_rows,
         sample_rows=sample,
         sampling=SamplingRows(
-            choice=np.zeros(len(sample), np.int32),
             position=lengths[sample].astype(np.int32),
             **{name: column[drawn] for name, column in registry.sampling.items()},
         ),
+        copies=blocks.take_copies(),
     )

@@ -22,7 +22,7 @@ _CASTS = {"priority": np.int8, "preemptions": np.uint8, "endpoint": np.uint16}
 
 
 class Registry:
-    """Columns by slot, requests by id and by the client's id."""
+    """Columns by slot, requests by id."""
 
     def __init__(self, capacity: int = 64) -> None:
         self._columns: dict[str, NDArray[Any]] = {c.name: np.zeros(capacity, c.dtype) for c in columns_of(RunningTable)}
@@ -30,7 +30,6 @@ class Registry:
         self.newest_token: I32 = np.zeros(capacity, np.int32)
         self._free = list(range(capacity - 1, -1, -1))
         self.by_id: dict[int, LiveRequest] = {}
-        self.by_client_id: dict[str, LiveRequest] = {}
         self.running: list[LiveRequest] = []
         self._waiting_slots: I64 = np.empty(0, np.int64)
         self._waiting_ids: I64 = np.empty(0, np.int64)
@@ -96,6 +95,7 @@ class Registry:
             ("top_k", drawn.top_k),
             ("min_p", drawn.min_p),
             ("seed", drawn.seed),
+            ("choice", asked.choice),
             ("logprobs", asked.logprobs),
         ):
             self.sampling[name][slot] = value
@@ -107,7 +107,6 @@ class Registry:
         self._live_of_tenant[tenant] += 1
         self.stop_ids.update(request.stop_ids)
         self.by_id[request.id] = request
-        self.by_client_id[asked.client_id] = request
         self._insert_waiting(request)
 
     def board(self, request: LiveRequest) -> None:
@@ -160,8 +159,6 @@ class Registry:
         request.state = State.ENDED
         self._with_deadline -= request.submission.ttft_deadline_us > 0 or request.submission.deadline_us > 0
         self.ttft_deadline_us[request.slot] = self.deadline_us[request.slot] = 0
-        if self.by_client_id.get(request.submission.client_id) is request:
-            del self.by_client_id[request.submission.client_id]
 
     def forget(self, request: LiveRequest) -> None:
         """Frees the slot of an ended request, once its blocks are released."""
@@ -295,5 +292,6 @@ def _sampling_columns(rows: int) -> dict[str, NDArray[Any]]:
         "top_k": np.zeros(rows, np.int32),
         "min_p": np.zeros(rows, np.float32),
         "seed": np.zeros(rows, np.uint64),
+        "choice": np.zeros(rows, np.int32),
         "logprobs": np.full(rows, -1, np.int32),
     }

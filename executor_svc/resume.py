@@ -7,6 +7,7 @@ import hashlib
 
 import numpy as np
 
+from executor_svc import checks
 from executor_svc.checks import wrong
 from executor_svc.model_info import ModelInfo
 from executor_svc.request import Finish, FinishReason, Submission
@@ -37,8 +38,25 @@ def check_hint(hint: pb.ResumeHint, digest: bytes, seed: int | None, info: Model
         raise wrong("sampling.seed", f"sampling.seed is {seed}, the answer was drawn with {hint.seed}", hint.seed, seed)
 
 
-def take_up(submission: Submission, text: AnswerText, received_bytes: int) -> tuple[Finish | None, str]:
-    """Feeds the resumed ids to `text` and takes away what the client has of it.
+def received(resume: pb.Resume, n: int, info: ModelInfo) -> list[tuple[tuple[int, ...], int]]:
+    """Of each of `n` choices, what the client has: token ids, and bytes of text. Nothing where nothing is resumed."""
+    if n == 1 or resume == pb.Resume():
+        checks.count("resume.choices", len(resume.choices), 0)
+        return [_received("resume", resume, info)] * n
+    if len(resume.choices) != n or resume.token_ids or resume.text_bytes_received:
+        what = f"with n = {n} what has come stands in {n} resume.choices, not {len(resume.choices)}, and nowhere else"
+        raise wrong("resume.choices", what, n, len(resume.choices))
+    return [_received(f"resume.choices[{at}]", choice, info) for at, choice in enumerate(resume.choices)]
+
+
+def _received(field: str, part: pb.Resume | pb.ResumeChoice, info: ModelInfo) -> tuple[tuple[int, ...], int]:
+    checks.count(f"{field}.token_ids", len(part.token_ids), info.context_tokens)
+    ids = checks.token_ids(f"{field}.token_ids", part.token_ids, info.vocabulary)
+    return tuple(ids.tolist()), part.text_bytes_received
+
+
+def take_up(submission: Submission, text: AnswerText, received_bytes: int, field: str) -> tuple[Finish | None, str]:
+    """Feeds the resumed ids to `text` and takes away what the client has of it; they stand in `field` of the request.
 
     Returns how the answer ended, if these ids end it, with the text that the client then still lacks. Raises
     InvalidRequest for ids behind the end, and for received bytes that are no part of the text.
@@ -47,8 +65,8 @@ def take_up(submission: Submission, text: AnswerText, received_bytes: int) -> tu
     ids = submission.resumed_ids
     for index, token_id in enumerate(ids):
         if ended is not None:
-            what = f"resume.token_ids has {len(ids)} ids, but the answer ends with the first {index}"
-            raise wrong("resume.token_ids", what, index, len(ids))
+            what = f"{field}.token_ids has {len(ids)} ids, but the answer ends with the first {index}"
+            raise wrong(f"{field}.token_ids", what, index, len(ids))
         ended = _end_at(submission, text, index, token_id)
     if ended is None:
         fits, rest = text.restart_after(received_bytes), ""
@@ -57,8 +75,8 @@ def take_up(submission: Submission, text: AnswerText, received_bytes: int) -> tu
         fits = ends_character(data, received_bytes)
         rest = data[received_bytes:].decode() if fits else ""
     if not fits:
-        what = f"resume.text_bytes_received is {received_bytes}: the text of resume.token_ids cannot be cut there"
-        raise wrong("resume.text_bytes_received", what, "the end of a character of the text", received_bytes)
+        what = f"{field}.text_bytes_received is {received_bytes}: the text of its token_ids cannot be cut there"
+        raise wrong(f"{field}.text_bytes_received", what, "the end of a character of the text", received_bytes)
     return ended, rest
 
 

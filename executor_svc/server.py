@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from executor_svc import wire
-from executor_svc.door import Door, Entry
+from executor_svc.door import Asked, Door, Entry
 from executor_svc.engine import EngineStatus
 from executor_svc.limits import Limits
-from executor_svc.request import Answer, Finish, FinishReason, Submission
+from executor_svc.request import Answer, Finish, FinishReason, Submission, whole_finish
 from executor_svc.situation import Reads
 from executor_svc.streaming import Bells, Cursor
 from executor_svc.traced_model import RequestSpans
@@ -37,9 +37,9 @@ _FOREVER_S = 7 * 24 * 3600.0
 class EnginePort(Protocol):
     """The engine (engine.py), as far as the server uses it; callable from any thread."""
 
-    def submit(self, submission: Submission, on_change: Callable[[], None]) -> Answer: ...
+    def submit(self, choices: Sequence[Submission], on_change: Callable[[], None]) -> list[Answer]: ...
     def abort(self, client_id: str) -> None: ...
-    def abort_request(self, request_id: int) -> None: ...
+    def abort_rows(self, ids: Collection[int]) -> None: ...
     def status(self, history_steps: int = 0) -> EngineStatus: ...
     def explain(self, client_id: str) -> tuple[int, Snapshot | None, list[str]]: ...
     def set_policy(self, choice: PolicyChoice, reads: Reads | None = None) -> int: ...
@@ -57,11 +57,16 @@ class Advice(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Opened:
-    """A request that was let in, and what its reader needs; no answer if it had ended before."""
+    """A request that was let in, and what its reader needs: of each choice its answer, None if it had ended before."""
 
     entry: Entry
-    answer: Answer | None
+    answers: Sequence[Answer | None]
     bell: asyncio.Event
+
+    @property
+    def live(self) -> list[Answer]:
+        """Those that the engine has."""
+        return [answer for answer in self.answers if answer is not None]
 
 
 Send = Callable[[pb.GenerateEvent], Awaitable[None]]
@@ -117,20 +122,28 @@ class ExecutorService(executor_pb2_grpc.ExecutorServicer):
 
     async def GenerateOnce(self, request: pb.GenerateRequest, context: Any) -> pb.GenerateOnceResponse:
         """The whole answer in one message."""
-        whole = pb.GenerateOnceResponse()
-        texts: list[str] = []
-
-        async def collect(event: pb.GenerateEvent) -> None:
-            whole.token_ids.extend(event.delta.token_ids)
-            whole.logprobs.extend(event.delta.logprobs)
-            texts.append(event.delta.text)
-
         async with self._opened(request, context) as opened:
+            whole = pb.GenerateOnceResponse(started=opened.entry.started)
+            count = len(opened.answers)
+            parts: list[pb.Choice | pb.GenerateOnceResponse] = (
+                [whole.choices.add() for _ in range(count)] if count > 1 else [whole]
+            )
+            texts: list[list[str]] = [[] for _ in parts]
+
+            async def collect(event: pb.GenerateEvent) -> None:
+                if event.HasField("choice_end"):
+                    whole.choices[event.choice_end.choice].end.CopyFrom(event.choice_end)
+                    return
+                part = parts[event.delta.choice]
+                part.token_ids.extend(event.delta.token_ids)
+                part.logprobs.extend(event.delta.logprobs)
+                texts[event.delta.choice].append(event.delta.text)
+
             finish = await self._follow(opened, collect)
             raise_unless_whole(finish)
-            whole.started.CopyFrom(opened.entry.started)
             whole.finished.CopyFrom(self._finished(finish, opened))
-        whole.text = "".join(texts)
+        for part, pieces in zip(parts, texts, strict=True):
+            part.text = "".join(pieces)
         return whole
 
     async def Abort(self, request: pb.AbortRequest, context: Any) -> pb.AbortResponse:
@@ -178,29 +191,33 @@ class ExecutorService(executor_pb2_grpc.ExecutorServicer):
         """Lets the request in; ends it if it is still live when its call is over."""
         bell = asyncio.Event()
         with tracing.span("request", endpoint=request.endpoint, tenant=request.tenant) as span:
-            entry, answer = await self._let_in(request, _time_left_us(context), lambda: self._bells.ring(bell))
+            entry, answers = await self._let_in(request, _time_left_us(context), lambda: self._bells.ring(bell))
+            opened = _Opened(entry, answers, bell)
             span.set(request_id=entry.started.request_id, prompt_tokens=entry.started.prompt_tokens)
-            if answer is not None and tracing.enabled():
-                self._parts.spans[answer.request_id] = span
+            if tracing.enabled():
+                self._parts.spans.update((answer.request_id, span) for answer in opened.live)
             try:
-                yield _Opened(entry, answer, bell)
+                yield opened
             finally:
-                if answer is not None:
+                for answer in opened.live:
                     self._parts.spans.pop(answer.request_id, None)
-                    if answer.finish is None:
-                        self._parts.engine.abort_request(answer.request_id)
-                    span.set(generated_tokens=len(answer.token_ids), **_of_finish(answer.finish))
+                self._abort(opened.live)
+                if opened.live:
+                    generated = sum(len(answer.token_ids) for answer in opened.live)
+                    span.set(generated_tokens=generated, **_of_finish([answer.finish for answer in opened.live]))
 
     async def _let_in(
         self, request: pb.GenerateRequest, time_left_us: int | None, ring: Callable[[], None]
-    ) -> tuple[Entry, Answer | None]:
+    ) -> tuple[Entry, list[Answer | None]]:
         """Door and engine, on a thread of their own: tokenising may take a while."""
 
         parts = self._parts
 
-        def let_in() -> tuple[Entry, Answer | None]:
+        def let_in() -> tuple[Entry, list[Answer | None]]:
             entry = parts.door.admit(request, time_left_us)
-            return entry, None if entry.ended else parts.engine.submit(entry.submission, ring)
+            asked = [choice.submission for choice in entry.choices if choice.ended is None]
+            answers = iter(parts.engine.submit(asked, ring) if asked else ())
+            return entry, [next(answers) if choice.ended is None else None for choice in entry.choices]
 
         future = self._threads.submit(let_in)
         try:
@@ -212,32 +229,34 @@ class ExecutorService(executor_pb2_grpc.ExecutorServicer):
             self._refused += 1
             raise
 
-    def _abandon(self, future: Future[tuple[Entry, Answer | None]]) -> None:
+    def _abandon(self, future: Future[tuple[Entry, list[Answer | None]]]) -> None:
         """The client has gone while its request was on its way in."""
         if not future.cancelled() and future.exception() is None:
-            answer = future.result()[1]
-            if answer is not None:
-                self._parts.engine.abort_request(answer.request_id)
+            self._abort([answer for answer in future.result()[1] if answer is not None])
+
+    def _abort(self, answers: Sequence[Answer]) -> None:
+        """Ends those that have not ended."""
+        if left := {answer.request_id for answer in answers if answer.finish is None}:
+            self._parts.engine.abort_rows(left)
 
     async def _follow(self, opened: _Opened, send: Send) -> Finish:
-        """Sends what comes, until the end; returns it. Raises Away if the executor stops: another one can go on."""
-        if opened.answer is None:
-            assert opened.entry.ended is not None
-            if opened.entry.ended_text:
-                await send(wire.delta_event((), (), opened.entry.ended_text))
-            return opened.entry.ended
-        cursor = Cursor(opened.answer, opened.entry.submission.logprobs >= 0)
+        """Sends what comes, until every choice has ended; returns how. Raises Away if the executor stops: another one
+        can go on."""
+        many = len(opened.answers) > 1
+        following = [
+            _Following(choice, asked, answer)
+            for choice, (asked, answer) in enumerate(zip(opened.entry.choices, opened.answers, strict=True))
+        ]
         while True:
             opened.bell.clear()
-            finish = opened.answer.finish
-            if finish is not None and finish.reason is FinishReason.ERROR:
-                raise Away(finish.message or "the executor stops", retry_after_us=1_000_000)
-            tokens, logprobs, text = cursor.next(finish is not None)
-            if tokens or text:
-                await send(wire.delta_event(tokens, logprobs, text))
-            if finish is not None:
-                return finish
-            if not (tokens or text):
+            sent = False
+            for each in following:
+                if each.finish is None:
+                    sent |= await each.pass_on(send, many=many)
+            finishes = [each.finish for each in following if each.finish is not None]
+            if len(finishes) == len(following):
+                return whole_finish(finishes) if many else finishes[0]
+            if not sent:
                 await opened.bell.wait()
 
     async def _write(self, context: Any, event: pb.GenerateEvent) -> None:
@@ -251,8 +270,33 @@ class ExecutorService(executor_pb2_grpc.ExecutorServicer):
             raise TooLarge(what, field="stream", limit=f"{limit_s:g} s", value="full") from None
 
     def _finished(self, finish: Finish, opened: _Opened) -> pb.Finished:
-        here = len(opened.answer.token_ids) if opened.answer is not None else 0
+        here = max((len(answer.token_ids) for answer in opened.live), default=0)
         return wire.finished(finish, here, self._price)
+
+
+class _Following:
+    """What the client has of one choice. `finish` once it has all of it."""
+
+    def __init__(self, choice: int, asked: Asked, answer: Answer | None) -> None:
+        self._choice = choice
+        self._asked = asked
+        self._answer = answer
+        self._cursor = None if answer is None else Cursor(answer, asked.submission.logprobs >= 0)
+        self.finish: Finish | None = None
+
+    async def pass_on(self, send: Send, *, many: bool) -> bool:
+        """Sends what is new of it; whether there was anything. `many`: it is one of several choices."""
+        finish = self._asked.ended if self._answer is None else self._answer.finish
+        if finish is not None and finish.reason is FinishReason.ERROR:
+            raise Away(finish.message or "the executor stops", retry_after_us=1_000_000)
+        new = ((), (), self._asked.ended_text) if self._cursor is None else self._cursor.next(finish is not None)
+        tokens, logprobs, text = new
+        if tokens or text:
+            await send(wire.delta_event(self._choice, tokens, logprobs, text))
+        if finish is not None and many:
+            await send(pb.GenerateEvent(choice_end=wire.choice_end(self._choice, finish)))
+        self.finish = finish
+        return bool(tokens or text)
 
 
 def raise_unless_whole(finish: Finish) -> None:
@@ -266,10 +310,12 @@ def raise_unless_whole(finish: Finish) -> None:
         raise TooLarge(message)
 
 
-def _of_finish(finish: Finish | None) -> dict[str, str | int]:
+def _of_finish(finishes: Sequence[Finish | None]) -> dict[str, str | int]:
     """Attributes of the request's span."""
-    if finish is None:
+    ended = [finish for finish in finishes if finish is not None]
+    if len(ended) < len(finishes):
         return {"finish": "abandoned"}
+    finish = whole_finish(ended) if len(ended) > 1 else ended[0]
     return {
         "finish": finish.reason.name.lower(),
         "cached_tokens": finish.cached_device_tokens + finish.cached_cpu_tokens + finish.cached_ssd_tokens,

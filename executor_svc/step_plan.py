@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +11,7 @@ from jitney.columns import I32, I64, U64
 
 F32 = NDArray[np.float32]
 MAX_LOGPROBS = 20
+NO_COPIES: I64 = np.empty((0, 2), np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,7 @@ class StepPlan:
     table_rows: I32  # [R]
     sample_rows: I32  # [S] rows whose last token yields a new one, rising
     sampling: SamplingRows
+    copies: I64 = field(default_factory=lambda: NO_COPIES)  # [C, 2] whole blocks, from and to: before anything else
 
     @property
     def rows(self) -> int:

@@ -18,9 +18,21 @@ MICRO = 1_000_000
 MAX_PARAMETERS = 256
 
 
-def delta_event(tokens: Sequence[int], logprobs: Sequence[TokenLogprobs], text: str) -> pb.GenerateEvent:
-    """New tokens and text."""
-    return pb.GenerateEvent(delta=pb.Delta(token_ids=tokens, text=text, logprobs=[token_logprobs(v) for v in logprobs]))
+def delta_event(choice: int, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs], text: str) -> pb.GenerateEvent:
+    """New tokens and text of a choice."""
+    likely = [token_logprobs(v) for v in logprobs]
+    return pb.GenerateEvent(delta=pb.Delta(token_ids=tokens, text=text, logprobs=likely, choice=choice))
+
+
+def choice_end(choice: int, finish: Finish) -> pb.ChoiceEnd:
+    """The end of one choice of several."""
+    return pb.ChoiceEnd(
+        choice=choice,
+        reason=pb.FinishReason.Name(finish.reason),
+        generated_tokens=finish.generated_tokens,
+        stop_matched=finish.stop_matched,
+        stop_token_id=finish.stop_token_id,
+    )
 
 
 def token_logprobs(value: TokenLogprobs) -> pb.TokenLogprobs:

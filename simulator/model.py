@@ -1,7 +1,8 @@
 """A model that only counts, over a pool that remembers what was written where.
 
 Its next token is a hash over the (token, position) pairs that the row's block table leads to, so that a wrong block, a
-stale one, or a token written twice changes the output; like a real model's, it depends on nothing else.
+stale one, or a token written twice changes the output; like a real model's, it depends on nothing else. With a
+temperature the hash is shifted by the number that the row draws.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from executor_svc.philox import uniform
 from executor_svc.step_plan import StepPlan, StepResult
 from jitney.columns import I32, U64
 from simulator.clock import VirtualClock
@@ -79,21 +81,29 @@ class VirtualModel(TimedModel):
     def run(self, plan: StepPlan) -> tuple[StepResult, int]:
         """See TimedModel."""
         tokens = plan.token_ids.astype(np.uint64)
+        for source, target in plan.copies.tolist():
+            self._block(target)[:] = self._block(source)
         written = plan.write_slots >= 0
         content = _content(tokens, plan.positions)
         self._pool[plan.write_slots[written]] = content[written]
-        sampled = [self._next(plan, int(row)) for row in plan.sample_rows]
+        drawn = plan.sampling
+        numbers = uniform(drawn.seed, drawn.choice, drawn.position) * (drawn.temperature > 0)
+        shifts = (numbers * self._vocabulary).astype(np.int64).tolist()
+        sampled = [self._next(plan, row, shift) for row, shift in zip(plan.sample_rows.tolist(), shifts, strict=True)]
         took_us = self.step_time_us(plan)
         return StepResult(plan.step, np.array(sampled, np.int32), compute_us=took_us), took_us
 
-    def _next(self, plan: StepPlan, row: int) -> int:
+    def _block(self, block: int) -> U64:
+        return self._pool[block * self._block_tokens : (block + 1) * self._block_tokens]
+
+    def _next(self, plan: StepPlan, row: int, shift: int) -> int:
         context = int(plan.context_tokens[row])
         positions = np.arange(context)
         table: I32 = plan.block_table[plan.table_rows[row]]
         slots = table[positions // self._block_tokens].astype(np.int64) * self._block_tokens
         read = self._pool[slots + positions % self._block_tokens]
         state = np.bitwise_xor.reduce(read * (positions.astype(np.uint64) * np.uint64(2) + np.uint64(1)))
-        return int((int(state) ^ (int(state) >> 29)) % self._vocabulary)
+        return ((int(state) ^ (int(state) >> 29)) + shift) % self._vocabulary
 
 
 def _content(tokens: U64, positions: I32) -> U64:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import TypedDict, Unpack
 
 import numpy as np
 
 from executor_svc.hasher import InlineHasher
-from executor_svc.live_request import LiveRequest
+from executor_svc.live_request import LiveRequest, link
 from executor_svc.loop import Loop, LoopSettings
 from executor_svc.no_copies import NoCopies
 from executor_svc.ports import ModelPort
@@ -49,6 +50,22 @@ class Watched:
     def gaps_us(self) -> list[int]:
         """Times between tokens."""
         return [b - a for a, b in itertools.pairwise(self.token_times_us)]
+
+
+class Asked(TypedDict, total=False):
+    """What a simulated request may ask for."""
+
+    at_us: int | None
+    stop: Sequence[str]
+    stop_token_ids: Sequence[int]
+    priority: int
+    tenant: str
+    salt: str
+    ttft_deadline_us: int
+    deadline_us: int
+    model_version: str
+    sampling: Sampling | None
+    logprobs: int
 
 
 class Simulation:
@@ -92,11 +109,17 @@ class Simulation:
         self._ids = itertools.count(1)
         self.watched: list[Watched] = []
 
-    def submit(
+    def submit(self, prompt_ids: Sequence[int], max_tokens: int, **asked: Unpack[Asked]) -> Watched:
+        """A request that arrives at `at_us` (now, if not given)."""
+        return self.submit_choices(prompt_ids, max_tokens, 1, **asked)[0]
+
+    def submit_choices(
         self,
         prompt_ids: Sequence[int],
         max_tokens: int,
+        n: int,
         *,
+        first_choice: int = 0,
         at_us: int | None = None,
         stop: Sequence[str] = (),
         stop_token_ids: Sequence[int] = (),
@@ -108,14 +131,13 @@ class Simulation:
         model_version: str = "counting",
         sampling: Sampling | None = None,
         logprobs: int = -1,
-    ) -> Watched:
-        """A request that arrives at `at_us` (now, if not given)."""
-        number = next(self._ids)
-        submission = Submission(
-            client_id=f"r{number}",
+    ) -> list[Watched]:
+        """The `n` answers of a request that arrives at `at_us` (now, if not given)."""
+        asked = Submission(
+            client_id="",
             prompt_ids=np.asarray(prompt_ids, np.int32),
             max_tokens=max_tokens,
-            text=NumberText(stop),
+            text=NumberText(),
             sampling=sampling or Sampling(),
             logprobs=logprobs,
             stop_token_ids=frozenset(stop_token_ids),
@@ -126,22 +148,37 @@ class Simulation:
             deadline_us=deadline_us,
         )
 
-        def changed() -> None:
-            new = len(watched.answer.token_ids) - len(watched.token_times_us)
-            watched.token_times_us.extend([self.clock.now_us()] * new)
-
-        request = LiveRequest(RequestId(number), submission, Root(salt, model_version), salt_digest(salt), changed)
-        watched = Watched(request)
-        self.watched.append(watched)
-        watched.arrived_us = arrival = self.clock.now_us() if at_us is None else max(at_us, self.clock.now_us())
+        arrival = self.clock.now_us() if at_us is None else max(at_us, self.clock.now_us())
+        root, salted, first = Root(salt, model_version), salt_digest(salt), next(self._ids)
+        numbers = [first, *(next(self._ids) for _ in range(n - 1))]
+        choices = [
+            self._watch(
+                replace(asked, client_id=f"r{first}", text=NumberText(stop), choice=first_choice + at),
+                number,
+                root,
+                salted,
+                arrival,
+            )
+            for at, number in enumerate(numbers)
+        ]
+        rows = link([watched.request for watched in choices])
 
         def arrive() -> None:
-            self.loop.intake.submit(request, self.clock.now_us())
+            self.loop.intake.submit(rows, self.clock.now_us())
 
         if arrival > self.clock.now_us():
             self.clock.at(arrival, arrive)
         else:
             arrive()
+        return choices
+
+    def _watch(self, submission: Submission, number: int, root: Root, salted: bytes, arrived_us: int) -> Watched:
+        def changed() -> None:
+            new = len(watched.answer.token_ids) - len(watched.token_times_us)
+            watched.token_times_us.extend([self.clock.now_us()] * new)
+
+        watched = Watched(LiveRequest(RequestId(number), submission, root, salted, changed), arrived_us=arrived_us)
+        self.watched.append(watched)
         return watched
 
     def abort(self, watched: Watched, at_us: int) -> None:
@@ -179,6 +216,6 @@ class Simulation:
         assert not registry.running and not registry.num_waiting and not registry.by_id
         assert not self.cache.ledger.requests, self.cache.ledger.requests
         assert counts.free + counts.evictable + counts.granted == counts.total, counts
-        assert not self.loop.blocks.holders.any()
+        assert not self.loop.blocks.holders.any() and self.loop.blocks.writable.all() and not self.loop.blocks.guarded
         assert registry.waiting_tokens == 0
         assert counts.granted == len(self.loop.blocks.granted) == 0, counts

@@ -162,7 +162,7 @@ def _submit(sim: Simulation, arrival: Arrival, left: set[int]) -> None:
 
     def arrive() -> None:
         left.discard(arrival.id)
-        sim.loop.intake.submit(request, sim.clock.now_us())
+        sim.loop.intake.submit([request], sim.clock.now_us())
 
     start_us = sim.clock.now_us()
     sim.clock.at(start_us + arrival.at_us, arrive)

@@ -6,6 +6,7 @@ import hashlib
 import platform
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from executor_svc.attention import AttentionBackend, KVShape
@@ -78,6 +79,9 @@ class CpuModel:
 
     def run(self, plan: StepPlan) -> StepResult:
         """Computes the step and draws its tokens. `compute_us` is left to whoever holds a clock."""
+        if len(plan.copies):
+            sources, targets = torch.from_numpy(np.ascontiguousarray(plan.copies.T))
+            self.backend.copy_blocks(sources, targets).wait()
         return self._sampler.draw(plan.step, self.llama.forward(plan), plan.sampling)
 
 

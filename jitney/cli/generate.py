@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from jitney.cli import common, sampling
-from jitney.client import Answer, Client, Completion, Delta, Message, Options, Prompt, Usage
+from jitney.client import Answer, Choice, ChoiceEnd, Client, Completion, Delta, Message, Options, Prompt, Usage
 from jitney.errors import InvalidRequest
 
 
@@ -27,6 +27,9 @@ def generate(
     min_p: sampling.MinP = None,
     seed: sampling.Seed = None,
     stop: sampling.Stop = None,
+    choices: Annotated[
+        int, typer.Option("--choices", help="How many answers, each drawn by itself; give a temperature with it.")
+    ] = 1,
     logprobs: Annotated[int | None, typer.Option("--logprobs", help="With --json: top k of each token.")] = None,
     priority: sampling.Priority = 0,
     tenant: sampling.Tenant = "",
@@ -43,13 +46,13 @@ def generate(
         raise InvalidRequest("--raw sends the text as it is, so --system has no place in it", field="system")
     options = Options(
         max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, seed=seed,
-        stop=stop or (), logprobs=logprobs, priority=priority, tenant=tenant, deadline_ms=deadline_ms,
+        stop=stop or (), logprobs=logprobs, n=choices, priority=priority, tenant=tenant, deadline_ms=deadline_ms,
     )  # fmt: skip
     text = sys.stdin.read() if prompt == "-" else prompt
     with common.client(target, patience, tls_ca) as client:
         asked = _prompt(client, text, system, raw)
         answer = client.generate(asked, options, request_id=request_id)
-        done = answer.result() if as_json else _stream(answer)
+        done = answer.result() if as_json else _stream(answer) if choices <= 1 else _one_by_one(answer)
     if as_json:
         print(json.dumps(_plain(done), ensure_ascii=False))
     if stats:
@@ -75,10 +78,24 @@ def _stream(answer: Answer) -> Completion:
         return answer.result()
 
 
+def _one_by_one(answer: Answer) -> Completion:
+    """Several answers, each when it is whole."""
+    texts: dict[int, list[str]] = {}
+    with answer:
+        for event in answer:
+            if isinstance(event, Delta):
+                texts.setdefault(event.choice, []).append(event.text)
+            elif isinstance(event, ChoiceEnd):
+                said = "".join(texts.pop(event.choice, ()))
+                common.emit(f"[{event.choice}] ({event.reason.name.lower()})\n{said}\n\n")
+        return answer.result()
+
+
 def _plain(done: Completion) -> dict[str, object]:
     """For JSON."""
     finished = done.finished
-    return {
+    several = {"choices": [_plain_choice(choice) for choice in done.choices]} if len(done.choices) > 1 else {}
+    return several | {
         "request_id": done.started.request_id,
         "text": done.text,
         "token_ids": done.token_ids,
@@ -101,6 +118,10 @@ def _cached(usage: Usage) -> str:
     return f"{usage.cached_tokens} of them cached" + (
         f" ({usage.cached_device_tokens} on the device{where})" if where else ""
     )
+
+
+def _plain_choice(choice: Choice) -> dict[str, object]:
+    return dataclasses.asdict(choice) | {"reason": choice.reason.name.lower()}
 
 
 def stats_line(done: Completion) -> str:

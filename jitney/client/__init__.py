@@ -16,6 +16,8 @@ from jitney.client.sync import Answer, Chat, Client
 from jitney.client.types import (
     GREEDY,
     BlockCounts,
+    Choice,
+    ChoiceEnd,
     Completion,
     Delta,
     Event,
@@ -45,6 +47,8 @@ __all__ = [
     "AsyncClient",
     "BlockCounts",
     "Chat",
+    "Choice",
+    "ChoiceEnd",
     "Client",
     "Completion",
     "Delta",

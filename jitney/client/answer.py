@@ -31,8 +31,8 @@ class EventCall(Protocol):
 
 
 class AsyncAnswer:
-    """An async iterator of Started, Delta ... Finished. Tokens and text come exactly once, however often its
-    executor went away meanwhile.
+    """An async iterator of Started, Delta ... Finished; with n > 1, of a ChoiceEnd for each choice too. Tokens and text
+    come exactly once, however often its executor went away meanwhile.
 
     An answer that was taken in ends with a Finished that says why (aborted and past a deadline, too); raised is what
     kept it from that: a class of `jitney.errors`. Nothing is sent before the first event is asked for.
@@ -70,18 +70,18 @@ class AsyncAnswer:
 
     @property
     def token_ids(self) -> tuple[int, ...]:
-        """What was generated so far."""
-        return tuple(self._received.token_ids)
+        """What was generated so far; of several choices, of the first. All are in `result()`."""
+        return tuple(self._received.parts[0].token_ids)
 
     @property
     def text(self) -> str:
-        """The text so far; it may lag behind the tokens."""
-        return self._received.text
+        """The text so far; it may lag behind the tokens. Of several choices, that of the first."""
+        return self._received.parts[0].text
 
     @property
     def logprobs(self) -> tuple[TokenLogprobs, ...]:
-        """One a token, if asked for."""
-        return tuple(self._received.logprobs)
+        """One a token, if asked for. Of several choices, those of the first."""
+        return tuple(self._received.parts[0].logprobs)
 
     @property
     def resumed(self) -> int:
@@ -112,9 +112,9 @@ class AsyncAnswer:
         await self._events.aclose()
 
     async def texts(self) -> AsyncIterator[str]:
-        """Only the text, piece by piece."""
+        """Only the text, piece by piece; of several choices, that of the first."""
         async for event in self:
-            if isinstance(event, Delta) and event.text:
+            if isinstance(event, Delta) and event.text and not event.choice:
                 yield event.text
 
     async def result(self) -> Completion:

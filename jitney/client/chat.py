@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 from jitney.client.answer import AsyncAnswer, OnFinished
 from jitney.client.types import Completion, Message, Options, Prompt
+from jitney.errors import InvalidRequest
 
 Generate = Callable[[Prompt, Options, OnFinished], AsyncAnswer]
 
@@ -27,14 +28,18 @@ class AsyncChat:
         self.messages.extend(history)
 
     def send(self, text: str, options: Options | None = None) -> AsyncAnswer:
-        """The answer to `text`, as a stream of events."""
-        asked = Message("user", text)
+        """The answer to `text`, as a stream of events. InvalidRequest for several: a turn has one."""
+        asked, options = Message("user", text), options or self.options
+        if options.n > 1:
+            raise InvalidRequest(
+                f"a turn of a chat has one answer, not n = {options.n}", field="n", limit=1, value=options.n
+            )
 
         def keep(answer: AsyncAnswer) -> None:
             if answer.finished is not None and answer.finished.reason.whole:
                 self.messages += [asked, Message("assistant", answer.text, answer.token_ids)]
 
-        return self._generate([*self.messages, asked], options or self.options, keep)
+        return self._generate([*self.messages, asked], options, keep)
 
     async def ask(self, text: str, options: Options | None = None) -> Completion:
         """The whole answer to `text`."""

@@ -84,12 +84,12 @@ class Answer:
 
     @property
     def token_ids(self) -> tuple[int, ...]:
-        """What was generated so far."""
+        """What was generated so far; of several choices, of the first. All are in `result()`."""
         return self._answer.token_ids
 
     @property
     def text(self) -> str:
-        """The text so far."""
+        """The text so far; of several choices, that of the first."""
         return self._answer.text
 
     @property
@@ -111,7 +111,7 @@ class Answer:
         return self._drain(self._answer)
 
     def texts(self) -> Iterator[str]:
-        """Only the text, piece by piece."""
+        """Only the text, piece by piece; of several choices, that of the first."""
         return self._drain(self._answer.texts())
 
     def result(self) -> Completion:

@@ -57,6 +57,7 @@ class Options:
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
     logprobs: int | None = None  # top k for each token
+    n: int = 1  # how many answers
     priority: int = 0  # larger is more urgent
     tenant: str = ""
     endpoint: str = ""
@@ -98,11 +99,23 @@ class Delta:
     token_ids: tuple[int, ...]
     text: str
     logprobs: tuple[TokenLogprobs, ...] = ()  # one a token, if asked for
+    choice: int = 0  # which of the answers goes on
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceEnd:
+    """One of several answers has ended."""
+
+    choice: int
+    reason: FinishReason
+    generated_tokens: int
+    stop_matched: str = ""
+    stop_token_id: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What the request used, as the executor that ended it counted."""
+    """What the request used, as the executor that ended it counted: the prompt once, tokens of all answers."""
 
     prompt_tokens: int = 0
     cached_device_tokens: int = 0
@@ -133,7 +146,7 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The last event of an answer."""
+    """The last event. Of several answers the reason is `whole` only if all ended so."""
 
     reason: FinishReason
     usage: Usage = field(default_factory=Usage)
@@ -142,18 +155,31 @@ class Finished:
     stop_token_id: int | None = None
 
 
-Event = Started | Delta | Finished
+Event = Started | Delta | ChoiceEnd | Finished
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One whole answer of several."""
+
+    token_ids: tuple[int, ...]
+    text: str
+    logprobs: tuple[TokenLogprobs, ...]
+    reason: FinishReason
+    stop_matched: str = ""
+    stop_token_id: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A whole answer."""
+    """A whole answer; of several, `choices` has all, and what stands here by itself is of the first."""
 
     started: Started
     token_ids: tuple[int, ...]
     text: str
     logprobs: tuple[TokenLogprobs, ...]
     finished: Finished
+    choices: tuple[Choice, ...]
     resumed: int = 0  # how often its stream broke and was taken up again
     not_identical: bool = False  # another fingerprint computed a part of it
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from jitney.client.types import (
     BlockCounts,
+    Choice,
+    ChoiceEnd,
     Completion,
     Delta,
     Explanation,
@@ -28,7 +30,7 @@ from jitney.executor.v1 import executor_pb2 as pb
 from jitney.scheduler.v1 import scheduler_pb2
 
 OPTIONAL = ("max_tokens", "logprobs", "ttft_deadline_ms", "deadline_ms")
-PLAIN = ("ignore_eos", "priority", "tenant", "endpoint", "salt", "return_prompt_token_ids")
+PLAIN = ("ignore_eos", "n", "priority", "tenant", "endpoint", "salt", "return_prompt_token_ids")
 REPEATED = ("stop", "stop_token_ids")
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed")
 
@@ -108,7 +110,18 @@ def logprobs(items: Sequence[pb.TokenLogprobs]) -> tuple[TokenLogprobs, ...]:
 
 def delta(event: pb.Delta) -> Delta:
     """New tokens and text."""
-    return Delta(tuple(event.token_ids), event.text, logprobs(event.logprobs))
+    return Delta(tuple(event.token_ids), event.text, logprobs(event.logprobs), event.choice)
+
+
+def choice_end(event: pb.ChoiceEnd) -> ChoiceEnd:
+    """The end of one of several answers."""
+    return ChoiceEnd(
+        choice=event.choice,
+        reason=finish_reason(event.reason),
+        generated_tokens=event.generated_tokens,
+        stop_matched=event.stop_matched,
+        stop_token_id=event.stop_token_id if event.HasField("stop_token_id") else None,
+    )
 
 
 def finish_reason(number: int) -> FinishReason:
@@ -143,14 +156,27 @@ def finished(event: pb.Finished) -> Finished:
 
 def completion(answer: pb.GenerateOnceResponse) -> Completion:
     """A unary answer."""
+    end = finished(answer.finished)
+    parts: list[tuple[pb.GenerateOnceResponse | pb.Choice, Finished | ChoiceEnd]] = [(answer, end)]
+    if answer.choices:
+        parts = [(part, choice_end(part.end)) for part in answer.choices]
+    choices = tuple(choice(tuple(part.token_ids), part.text, logprobs(part.logprobs), last) for part, last in parts)
     return Completion(
         started=started(answer.started),
-        token_ids=tuple(answer.token_ids),
-        text=answer.text,
-        logprobs=logprobs(answer.logprobs),
-        finished=finished(answer.finished),
+        token_ids=choices[0].token_ids,
+        text=choices[0].text,
+        logprobs=choices[0].logprobs,
+        finished=end,
+        choices=choices,
         not_identical=answer.started.hint.not_identical,
     )
+
+
+def choice(
+    token_ids: tuple[int, ...], text: str, likely: tuple[TokenLogprobs, ...], end: Finished | ChoiceEnd
+) -> Choice:
+    """A whole answer."""
+    return Choice(token_ids, text, likely, end.reason, end.stop_matched, end.stop_token_id)
 
 
 def model_info(answer: pb.GetModelInfoResponse) -> ModelInfo:

@@ -100,7 +100,7 @@ async def _follow(answer: AsyncAnswer, stream: Stream, changed: Changed) -> None
                     if not stream.asked_to_end and 0 < stream.cancel_after <= stream.tokens:
                         stream.asked_to_end = True
                         await _lose_interest(answer)
-                else:
+                elif isinstance(event, Finished):
                     stream.finished, stream.usage = event, event.usage
                 changed(stream)
     except JitneyError as error:

@@ -114,8 +114,9 @@ BAD: list[tuple[str, pb.GenerateRequest, str, str, str]] = [  # name, request, f
     ("min_p -0.1", sampling(min_p=-0.1), "sampling.min_p", "[0, 1]", "-0.1"),
     ("min_p 2", sampling(min_p=2), "sampling.min_p", "[0, 1]", "2"),
     ("min_p NaN", sampling(min_p=math.nan), "sampling.min_p", "[0, 1]", "nan"),
-    ("n 2", ids(3, n=2), "n", "0 to 1", "2"),
-    ("n -1", ids(3, n=-1), "n", "0 to 1", "-1"),
+    ("n 33", ids(3, n=33), "n", "0 to 32", "33"),
+    ("n -1", ids(3, n=-1), "n", "0 to 32", "-1"),
+    ("n 2^31-1", ids(3, n=2**31 - 1), "n", "0 to 32", "2147483647"),
     ("repetition", sampling(repetition_penalty=1.1), "sampling.repetition_penalty", "1", "1.1"),
     ("presence", sampling(presence_penalty=0.5), "sampling.presence_penalty", "0", "0.5"),
     ("frequency NaN", sampling(frequency_penalty=math.nan), "sampling.frequency_penalty", "0", "nan"),
@@ -215,11 +216,11 @@ def test_prompt_and_answer_may_fill_the_context(door: Door, prompt: int, asked: 
 
 @pytest.mark.parametrize("prompt", [1, 100, CONTEXT - 1])
 def test_absent_max_tokens_means_what_is_left_of_the_context(door: Door, prompt: int) -> None:
-    assert door.admit(ids(prompt)).submission.max_tokens == CONTEXT - prompt
+    assert door.admit(ids(prompt)).choices[0].submission.max_tokens == CONTEXT - prompt
 
 
 def test_absent_max_tokens_means_what_is_left_of_the_pool(small: Door) -> None:
-    assert small.admit(ids(10)).submission.max_tokens == POOL * BLOCK - 10
+    assert small.admit(ids(10)).choices[0].submission.max_tokens == POOL * BLOCK - 10
 
 
 @pytest.mark.parametrize(
@@ -241,8 +242,42 @@ def test_what_the_pool_can_never_hold_is_refused_with_both_counts(
 
 
 def test_the_pool_may_be_filled_exactly(small: Door) -> None:
-    assert small.admit(ids(POOL * BLOCK - 1)).submission.max_tokens == 1
-    assert small.admit(ids(BLOCK, max_tokens=(POOL - 1) * BLOCK)).submission.max_tokens == (POOL - 1) * BLOCK
+    assert small.admit(ids(POOL * BLOCK - 1)).choices[0].submission.max_tokens == 1
+    assert small.admit(ids(BLOCK, max_tokens=(POOL - 1) * BLOCK)).choices[0].submission.max_tokens == (POOL - 1) * BLOCK
+
+
+# Several choices.
+
+
+def test_choices_differ_in_their_number_and_their_text_only(door: Door) -> None:
+    first, second, third = (asked.submission for asked in door.admit(ids(3, n=3, stop=["x"])).choices)
+    assert [first.choice, second.choice, third.choice] == [0, 1, 2]
+    assert first.text is not second.text
+    assert dataclasses.replace(second, choice=0, text=first.text) == first
+    assert [asked.submission.choice for asked in door.admit(ids(3)).choices] == [0]
+
+
+@pytest.mark.parametrize(
+    "n, resume, field",
+    [
+        (2, {"token_ids": [70]}, "resume.choices"),
+        (2, {"choices": [pb.ResumeChoice()]}, "resume.choices"),
+        (2, {"choices": [pb.ResumeChoice()] * 3}, "resume.choices"),
+        (2, {"choices": [pb.ResumeChoice()] * 2, "text_bytes_received": 1}, "resume.choices"),
+        (1, {"choices": [pb.ResumeChoice()]}, "resume.choices"),
+        (2, {"choices": [pb.ResumeChoice(), pb.ResumeChoice(token_ids=[512])]}, "resume.choices[1].token_ids[0]"),
+        (
+            2,
+            {"choices": [pb.ResumeChoice(), pb.ResumeChoice(text_bytes_received=3)]},
+            "resume.choices[1].text_bytes_received",
+        ),
+    ],
+)
+def test_what_has_come_of_choices_is_told_for_each(door: Door, n: int, resume: dict[str, Any], field: str) -> None:
+    hint = door.admit(ids(3)).started.hint
+    with pytest.raises(InvalidRequest) as caught:
+        door.admit(ids(3, n=n, resume=pb.Resume(hint=hint, **resume)))
+    assert caught.value.field == field
 
 
 # What is let in.
@@ -250,7 +285,7 @@ def test_the_pool_may_be_filled_exactly(small: Door) -> None:
 
 def test_defaults(door: Door) -> None:
     entry = door.admit(Request(text="the quick brown fox"))
-    asked = entry.submission
+    asked = entry.choices[0].submission
     assert (asked.client_id, asked.tenant, asked.endpoint, asked.salt, asked.priority) == (
         "drawn",
         "default",
@@ -266,7 +301,7 @@ def test_defaults(door: Door) -> None:
     )
     assert (asked.sampling.seed, asked.logprobs, asked.ttft_deadline_us, asked.deadline_us) == (42, -1, 0, 0)
     assert asked.stop_token_ids == {IM_END}
-    assert not asked.takes_over and entry.ended is None
+    assert not asked.takes_over and entry.choices[0].ended is None
     assert entry.started.request_id == "drawn"
     assert not entry.started.prompt_token_ids
     assert asked.prompt_ids.dtype == np.int32
@@ -293,7 +328,7 @@ def test_everything_asked_for(door: Door) -> None:
             return_prompt_token_ids=True,
         )
     )
-    asked = entry.submission
+    asked = entry.choices[0].submission
     assert asked.sampling == type(asked.sampling)(0.5, 0.25, 7, 0.125, 2**64 - 1)
     assert (asked.max_tokens, asked.logprobs, asked.priority) == (9, 0, -100)
     assert (asked.tenant, asked.endpoint, asked.salt) == ("Käse & Co", "chat/v1", "\x00odd\n")
@@ -307,8 +342,8 @@ def test_neutral_penalties_are_no_penalties(door: Door) -> None:
 
 
 def test_a_temperature_too_small_to_divide_by_is_greedy(door: Door) -> None:
-    assert door.admit(sampling(temperature=1e-30)).submission.sampling.temperature == 0
-    assert door.admit(sampling(temperature=1e-3)).submission.sampling.temperature == pytest.approx(1e-3)
+    assert door.admit(sampling(temperature=1e-30)).choices[0].submission.sampling.temperature == 0
+    assert door.admit(sampling(temperature=1e-3)).choices[0].submission.sampling.temperature == pytest.approx(1e-3)
 
 
 @pytest.mark.parametrize(
@@ -316,7 +351,7 @@ def test_a_temperature_too_small_to_divide_by_is_greedy(door: Door) -> None:
 )
 def test_the_calls_own_deadline_counts(door: Door, asked: int, left: int | None, expected: int) -> None:
     request = ids(3, deadline_ms=asked) if asked else ids(3)
-    assert door.admit(request, left).submission.deadline_us == expected
+    assert door.admit(request, left).choices[0].submission.deadline_us == expected
 
 
 def test_a_chat_goes_through_the_template(door: Door, tokenizer: Tokenizer) -> None:
@@ -351,24 +386,28 @@ def test_a_resume_goes_on(door: Door, tokenizer: Tokenizer) -> None:
     first = door.admit(ids(3, sampling=pb.Sampling(seed=7)))
     generated = tokenizer.encode("the quick").tolist()
     entry = door.admit(resumed(first, generated, received=4))
-    assert entry.ended is None
+    assert entry.choices[0].ended is None
     assert entry.started.hint == first.started.hint
-    assert entry.submission.sampling.seed == 7
-    assert list(entry.submission.resumed_ids) == generated
-    assert entry.submission.takes_over
-    assert entry.submission.text.take() == "quick"
+    assert entry.choices[0].submission.sampling.seed == 7
+    assert list(entry.choices[0].submission.resumed_ids) == generated
+    assert entry.choices[0].submission.takes_over
+    assert entry.choices[0].submission.text.take() == "quick"
 
 
 def test_a_resume_of_nothing_is_a_beginning(door: Door) -> None:
     first = door.admit(ids(3))
     entry = door.admit(resumed(first, []))
-    assert entry.ended is None and entry.submission.resumed_ids == () and entry.started.hint.seed == 42
+    assert (
+        entry.choices[0].ended is None
+        and entry.choices[0].submission.resumed_ids == ()
+        and entry.started.hint.seed == 42
+    )
 
 
 def test_an_anonymous_resume_takes_nothing_over(door: Door) -> None:
     request = resumed(door.admit(ids(3)), [])
     request.ClearField("request_id")
-    assert not door.admit(request).submission.takes_over
+    assert not door.admit(request).choices[0].submission.takes_over
 
 
 def test_another_fingerprint_goes_on_and_is_flagged(door: Door, tokenizer: Tokenizer) -> None:
@@ -415,22 +454,22 @@ def test_ids_that_end_the_answer_are_answered_at_once(door: Door, tokenizer: Tok
     said = tokenizer.encode("one two").tolist()
 
     stopped = door.admit(resumed(first, [*said, IM_END], received=4))
-    assert stopped.ended is not None
-    assert (stopped.ended.reason, stopped.ended.stop_token_id) == (FinishReason.STOP, IM_END)
-    assert (stopped.ended.prompt_tokens, stopped.ended.generated_tokens) == (3, len(said) + 1)
-    assert stopped.ended_text == "two"
+    assert stopped.choices[0].ended is not None
+    assert (stopped.choices[0].ended.reason, stopped.choices[0].ended.stop_token_id) == (FinishReason.STOP, IM_END)
+    assert (stopped.choices[0].ended.prompt_tokens, stopped.choices[0].ended.generated_tokens) == (3, len(said) + 1)
+    assert stopped.choices[0].ended_text == "two"
 
     ignored = door.admit(resumed(first, [*said, IM_END], ignore_eos=True))
-    assert ignored.ended is None
+    assert ignored.choices[0].ended is None
 
     full = door.admit(resumed(first, said, received=0, max_tokens=len(said)))
-    assert full.ended is not None and full.ended.reason is FinishReason.LENGTH
-    assert full.ended_text == "one two"
+    assert full.choices[0].ended is not None and full.choices[0].ended.reason is FinishReason.LENGTH
+    assert full.choices[0].ended_text == "one two"
 
     matched = door.admit(resumed(first, said, received=1, stop=[" tw", "zzz"], max_tokens=len(said)))
-    assert matched.ended is None or matched.ended.reason is FinishReason.STOP
-    assert matched.ended is not None and matched.ended.stop_matched == " tw"
-    assert matched.ended_text == "ne"
+    assert matched.choices[0].ended is None or matched.choices[0].ended.reason is FinishReason.STOP
+    assert matched.choices[0].ended is not None and matched.choices[0].ended.stop_matched == " tw"
+    assert matched.choices[0].ended_text == "ne"
 
 
 def test_ids_behind_the_end_are_refused(door: Door, tokenizer: Tokenizer) -> None:
@@ -481,7 +520,7 @@ def test_anything_is_let_in_whole_or_refused_with_its_field(door: Door, request_
     except JitneyError as error:
         assert error.field and error.message
     else:
-        asked = entry.submission
+        asked = entry.choices[0].submission
         assert len(asked.prompt_ids) >= 1 and len(asked.prompt_ids) + asked.max_tokens <= CONTEXT
         assert asked.prompt_ids.min() >= 0 and asked.prompt_ids.max() < VOCABULARY
         assert 0 < asked.sampling.top_p <= 1 and math.isfinite(asked.sampling.temperature)

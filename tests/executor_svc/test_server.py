@@ -270,7 +270,7 @@ def test_bad_input_leaves_neighbours_alone(services: Supervisor) -> None:
         (asked(priority=101), InvalidRequest, "priority"),
         (asked(tenant="\x1b[2J"), InvalidRequest, "tenant"),
         (asked(request_id="é" * 200), InvalidRequest, "request_id"),
-        (asked(n=2), InvalidRequest, "n"),
+        (asked(n=33), InvalidRequest, "n"),
         (
             pb.GenerateRequest(chat=pb.Chat(messages=[pb.ChatMessage(role="root")])),
             InvalidRequest,

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -51,18 +51,19 @@ class PlayedEngine:
     def __post_init__(self) -> None:
         self.hold.set()
 
-    def submit(self, submission: Submission, on_change: Callable[[], None]) -> Answer:
+    def submit(self, choices: Sequence[Submission], on_change: Callable[[], None]) -> list[Answer]:
         self.hold.wait(10)
-        self.submitted.append(submission)
-        self.answers.append(Answer(submission.client_id, len(self.answers) + 1))
-        self.rings.append(on_change)
-        return self.answers[-1]
+        for submission in choices:
+            self.submitted.append(submission)
+            self.answers.append(Answer(submission.client_id, len(self.answers) + 1))
+            self.rings.append(on_change)
+        return self.answers[-len(choices) :]
 
     def abort(self, client_id: str) -> None:
         raise Missing("none", field="request_id")
 
-    def abort_request(self, request_id: int) -> None:
-        self.gone.append(request_id)
+    def abort_rows(self, ids: Collection[int]) -> None:
+        self.gone.extend(sorted(ids))
 
     def status(self, history_steps: int = 0) -> EngineStatus:
         raise JitneyError("not asked for here")
@@ -170,6 +171,74 @@ def test_a_late_reader_gets_everything_at_once(tokenizer: Tokenizer) -> None:
             assert event.finished.reason == pb.FINISH_REASON_LENGTH
             assert await call.read() is grpc.aio.EOF
             assert r.engine.gone == []
+
+    asyncio.run(main())
+
+
+def test_choices_end_one_by_one_and_the_request_with_the_last(tokenizer: Tokenizer) -> None:
+    async def main() -> None:
+        async with rig(tokenizer) as r:
+            call = r.stub.Generate(asked(n=3))
+            await call.read()
+            await r.engine.answer(2)
+            assert [submission.choice for submission in r.engine.submitted] == [0, 1, 2]
+            r.engine.say(1, [4, 5], "x", FinishReason.STOP)
+            assert (await call.read()).delta == pb.Delta(token_ids=[4, 5], text="x", choice=1)
+            end = (await call.read()).choice_end
+            assert (end.choice, end.reason) == (1, pb.FINISH_REASON_STOP)
+            r.engine.say(2, [6], "y", FinishReason.DEADLINE)
+            r.engine.say(0, [7], "z", FinishReason.LENGTH)
+            rest = [event async for event in call_events(call)]
+            assert sorted(e.choice_end.choice for e in rest if e.HasField("choice_end")) == [0, 2]
+            assert rest[-1].finished.reason == pb.FINISH_REASON_DEADLINE  # not every one came to its own end
+            assert await call.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            assert r.engine.gone == []
+
+    asyncio.run(main())
+
+
+async def call_events(call: Any) -> AsyncIterator[pb.GenerateEvent]:
+    """Those before a stream's end or error."""
+    with contextlib.suppress(grpc.aio.AioRpcError):
+        while (event := await call.read()) is not grpc.aio.EOF:
+            yield event
+
+
+def test_one_cancel_ends_the_choices_that_live(tokenizer: Tokenizer) -> None:
+    async def main() -> None:
+        async with rig(tokenizer) as r:
+            call = r.stub.Generate(asked(n=3))
+            await call.read()
+            await r.engine.answer(2)
+            r.engine.say(1, [4, 5], "x", FinishReason.STOP)
+            await call.read()
+            call.cancel()
+            await gone(r, 2)
+            assert r.engine.gone == [1, 3]
+
+    asyncio.run(main())
+
+
+def test_resumed_choices_that_had_ended_run_no_more(tokenizer: Tokenizer) -> None:
+    async def main() -> None:
+        async with rig(tokenizer) as r:
+            call = r.stub.Generate(asked(n=2, max_tokens=3, return_prompt_token_ids=True))
+            hint = (await call.read()).started.hint
+            call.cancel()
+            await gone(r, 2)
+            came = [pb.ResumeChoice(token_ids=[70, 71, 72]), pb.ResumeChoice(token_ids=[70])]
+            again = asked(n=2, max_tokens=3, resume=pb.Resume(hint=hint, choices=came))
+            call = r.stub.Generate(again)
+            await call.read()
+            text = (await call.read()).delta
+            end = (await call.read()).choice_end
+            assert (text.choice, text.text) == (0, tokenizer.decode([70, 71, 72]))
+            assert (end.choice, end.reason, end.generated_tokens) == (0, pb.FINISH_REASON_LENGTH, 3)
+            await r.engine.answer(2)
+            (left,) = r.engine.submitted[2:]
+            assert (left.choice, tuple(left.resumed_ids)) == (1, (70,))
+            call.cancel()
+            await gone(r, 3)
 
     asyncio.run(main())
 

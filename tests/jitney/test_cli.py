@@ -13,7 +13,7 @@ from jitney import errors, models
 from jitney.cli import app
 from jitney.cli.common import EXIT_CODES, exit_code
 from tests.support.default_model import default_model
-from tests.support.scripted_executor import IDS, TEXT, Break, InThread, ScriptedExecutor
+from tests.support.scripted_executor import IDS, PIECES, TEXT, Break, InThread, ScriptedExecutor
 
 runner = CliRunner()
 
@@ -70,6 +70,14 @@ def test_generate_passes_its_options_on(executor: ScriptedExecutor, target: str)
     assert (found["token_ids"], found["finish_reason"], len(found["logprobs"])) == (list(IDS[:3]), "length", 3)
     assert (found["usage"]["cached_device_tokens"], found["usage"]["cached_ssd_tokens"]) == (2, 2)
     assert found["usage"]["billable_tokens"] == 5
+
+
+def test_generate_shows_several_answers_one_after_the_other(executor: ScriptedExecutor, target: str) -> None:
+    done = jitney("generate", "to be", "--choices", "2", "-t", target)
+    assert executor.requests[-1].n == 2
+    assert done.stdout == f"[1] (stop)\n{''.join(PIECES[:-1])}\n\n[0] (stop)\n{TEXT}\n\n"
+    plain = json.loads(jitney("generate", "to be", "--choices", "2", "--json", "-t", target).stdout)
+    assert [choice["text"] for choice in plain["choices"]] == [TEXT, "".join(PIECES[:-1])]
 
 
 def test_generate_raw_sends_the_text_as_it_is(executor: ScriptedExecutor, target: str) -> None:

@@ -15,6 +15,7 @@ from jitney import errors
 from jitney.client import (
     NO_RETRY,
     AsyncClient,
+    ChoiceEnd,
     Client,
     Delta,
     Event,
@@ -30,7 +31,7 @@ from jitney.client.received import Received
 from jitney.client.wire import generate_request
 from jitney.executor.v1 import executor_pb2 as pb
 from jitney.scheduler.v1 import scheduler_pb2
-from tests.support.scripted_executor import HINT, IDS, TEXT, Break, InThread, ScriptedExecutor, serving
+from tests.support.scripted_executor import HINT, IDS, PIECES, TEXT, Break, InThread, ScriptedExecutor, serving
 
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 T = TypeVar("T")
@@ -202,6 +203,34 @@ def test_an_executor_that_is_killed_and_comes_back_on_its_port() -> None:
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("after", [0, 1, 7, 20, 3 * len(IDS) - 4])
+def test_several_answers_come_whole_over_a_broken_stream(after: int) -> None:
+    executor = ScriptedExecutor(breaks=[Break(after, UNAVAILABLE), Break(5, UNAVAILABLE)])
+
+    async def work(client: AsyncClient) -> None:
+        answer = client.generate("to be", Options(n=3))
+        events = [event async for event in answer]
+        done = await answer.result()
+        assert isinstance(events[0], Started) and isinstance(events[-1], Finished)
+        for choice, whole in enumerate(done.choices):
+            assert whole.token_ids == IDS[: len(IDS) - choice]
+            assert whole.text == "".join(PIECES[: len(IDS) - choice])
+            shown = [event for event in events if isinstance(event, Delta) and event.choice == choice]
+            assert tuple(token for event in shown for token in event.token_ids) == whole.token_ids
+            assert "".join(event.text for event in shown) == whole.text
+        assert [event.choice for event in events if isinstance(event, ChoiceEnd)] == [2, 1, 0]
+        assert (done.token_ids, done.text, done.resumed) == (IDS, TEXT, min(2, len(executor.requests) - 1))
+        assert (answer.token_ids, answer.text) == (IDS, TEXT)
+
+    with_client(executor, work)
+    assert all(request.n == 3 for request in executor.requests)
+
+
+def test_a_turn_of_a_chat_has_one_answer() -> None:
+    with Client("127.0.0.1:1") as client, pytest.raises(errors.InvalidRequest, match="n = 2"):
+        client.chat(options=Options(n=2)).send("hello")
+
+
 def test_deadlines_shrink_with_the_time_that_passed() -> None:
     received = Received(generate_request("x", Options(ttft_deadline_ms=500, deadline_ms=1000), "id"))
     assert received.next_request(0).deadline_ms == 1000
@@ -354,7 +383,7 @@ def test_what_a_message_cannot_hold_is_refused_at_once(prompt: object, options: 
 def test_every_option_arrives() -> None:
     options = Options(
         max_tokens=9, temperature=0.5, top_p=0.25, top_k=4, min_p=0.125, seed=2**63, stop=["a", "b"],
-        stop_token_ids=[3], ignore_eos=True, logprobs=0, priority=-5, tenant="t", endpoint="e", salt="s",
+        stop_token_ids=[3], ignore_eos=True, logprobs=0, n=3, priority=-5, tenant="t", endpoint="e", salt="s",
         ttft_deadline_ms=8, deadline_ms=9, return_prompt_token_ids=True,
     )  # fmt: skip
     request = generate_request([Message("assistant", "hi", [5])], options, "id")
@@ -362,7 +391,7 @@ def test_every_option_arrives() -> None:
         request_id="id",
         chat=pb.Chat(messages=[pb.ChatMessage(role="assistant", content="hi", token_ids=[5])]),
         sampling=pb.Sampling(temperature=0.5, top_p=0.25, top_k=4, min_p=0.125, seed=2**63),
-        max_tokens=9, stop=["a", "b"], stop_token_ids=[3], ignore_eos=True, logprobs=0, priority=-5, tenant="t",
+        max_tokens=9, stop=["a", "b"], stop_token_ids=[3], ignore_eos=True, logprobs=0, n=3, priority=-5, tenant="t",
         endpoint="e", salt="s", ttft_deadline_ms=8, deadline_ms=9, return_prompt_token_ids=True,
     )  # fmt: skip
     assert generate_request([], Options(), "id").WhichOneof("prompt") == "token_ids"

@@ -16,8 +16,14 @@ def gold(settings: Settings, watched: Watched, stop: Sequence[str] = ()) -> list
     blocks = -(-tokens // settings.block_tokens) + 4
     roomy = replace(settings, max_step_tokens=tokens, chunk_cap_tokens=tokens, context_tokens=max(tokens, 16))
     alone = Simulation(roomy, blocks)
-    same = alone.submit(
-        asked.prompt_ids.tolist(), asked.max_tokens, stop=stop, stop_token_ids=sorted(asked.stop_token_ids)
+    same = alone.submit_choices(
+        asked.prompt_ids.tolist(),
+        asked.max_tokens,
+        1,
+        first_choice=asked.choice,
+        stop=stop,
+        stop_token_ids=sorted(asked.stop_token_ids),
+        sampling=asked.sampling,
     )
     alone.run_until_idle()
-    return same.answer.token_ids
+    return same[0].answer.token_ids

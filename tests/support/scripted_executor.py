@@ -3,6 +3,8 @@
 The answer to any prompt is `IDS`, one token a message; its text lags `lag` tokens behind and holds characters of
 several bytes. A resume goes on exactly as the contract says, and is checked: same hint, ids that were sent, and text
 after the bytes that were received.
+
+Asked for several answers, choice c is the answer less its last c tokens; the choices take turns.
 """
 
 from __future__ import annotations
@@ -65,6 +67,10 @@ class ScriptedExecutor(executor_pb2_grpc.ExecutorServicer):
             await self._break(script, context)
             return
         yield pb.GenerateEvent(started=self._started(request))
+        if request.n > 1:
+            async for event in self._several(request, script, context):
+                yield event
+            return
         given = request.resume.text_bytes_received
         try:
             for position in range(done, self._end(request)):
@@ -90,6 +96,27 @@ class ScriptedExecutor(executor_pb2_grpc.ExecutorServicer):
             yield pb.GenerateEvent(delta=pb.Delta(text=rest.decode()))
         reason = pb.FINISH_REASON_LENGTH if self._end(request) < len(IDS) else pb.FINISH_REASON_STOP
         yield self._finished(reason, request, self._end(request))
+
+    async def _several(self, request: pb.GenerateRequest, script: Break | None, context: Any) -> AsyncIterator[Any]:
+        ends = [len(IDS) - choice for choice in range(request.n)]
+        came = request.resume.choices or [pb.ResumeChoice()] * request.n
+        new = 0
+        for position in range(len(IDS) + 1):
+            for choice, (end, had) in enumerate(zip(ends, came, strict=True)):
+                given = max(had.text_bytes_received, len(_bytes_of(position - self.lag)))
+                if len(had.token_ids) <= position < end:
+                    if script is not None and new == script.after_tokens:
+                        await self._break(script, context)
+                        return
+                    new += 1
+                    text = _bytes_of(position + 1 - self.lag)[given:].decode()
+                    yield pb.GenerateEvent(delta=pb.Delta(token_ids=[IDS[position]], text=text, choice=choice))
+                if position == end:
+                    given = max(had.text_bytes_received, len(_bytes_of(end - self.lag)))
+                    yield pb.GenerateEvent(delta=pb.Delta(text=_bytes_of(end)[given:].decode(), choice=choice))
+                    last = pb.ChoiceEnd(choice=choice, reason=pb.FINISH_REASON_STOP, generated_tokens=end)
+                    yield pb.GenerateEvent(choice_end=last)
+        yield self._finished(pb.FINISH_REASON_STOP, request, sum(ends))
 
     async def GenerateOnce(self, request: pb.GenerateRequest, context: Any) -> pb.GenerateOnceResponse:
         self.requests.append(request)
@@ -142,8 +169,9 @@ class ScriptedExecutor(executor_pb2_grpc.ExecutorServicer):
 
     def _started(self, request: pb.GenerateRequest) -> pb.Started:
         if request.HasField("resume"):
-            done = len(request.resume.token_ids)
-            assert tuple(request.resume.token_ids) == IDS[:done]
+            for came in request.resume.choices or [request.resume]:
+                assert tuple(came.token_ids) == IDS[: len(came.token_ids)]
+            assert len(request.resume.choices) == (request.n if request.n > 1 else 0)
             assert request.resume.hint.prompt_digest == HINT["prompt_digest"]
             assert request.resume.text_bytes_received <= len(TEXT.encode())
         hint = pb.ResumeHint(**HINT, not_identical=self.not_identical and request.HasField("resume"))  # type: ignore[arg-type]
