@@ -260,7 +260,7 @@ def test_a_closed_block_is_written_by_no_plan() -> None:
     assert fit(loop.registry, loop.blocks, [heir], slots, np.array([4])).tolist() == [1]
     loop.registry.computed_tokens[slots] = heir.prompt_tokens
     assert fit(loop.registry, loop.blocks, [heir], slots, np.array([3])).tolist() == [0]
-    plan = build_plan(loop.step + 1, loop.registry, loop.blocks, [heir], np.array([2]))
+    plan = build_plan(loop.step + 1, loop.registry, loop.blocks, [heir], slots, np.array([2]))
     assert plan.write_slots.tolist() == [-1, -1]
 
 
