@@ -61,9 +61,16 @@ def _holders(ledger: Ledger) -> Iterator[str]:
         counted.update(holding.blocks.keys())
         if holding.empty:
             yield f"request {request} has nothing and is still known"
+        if holding.private and holding.own:
+            yield f"request {request} holds invalidated content, and others may join it"
+    pins = Counter[int]() if ledger.below is None else ledger.below.device_pins()
+    counted.update(pins)
+    for block, pinned in enumerate(blocks.pins):
+        if pinned != pins[block] or (block in blocks.pinned) != (pinned > 0):
+            yield f"block {block} counts {pinned} pins, {pins[block]} copies need it"
     for block, holders in enumerate(blocks.holders):
         if holders != counted[block]:
-            yield f"block {block} counts {holders} holders, {counted[block]} requests hold it"
+            yield f"block {block} counts {holders} holders, {counted[block]} requests and copies hold it"
         if (holders > 0) != (blocks.state[block] in (WRITING, SEALED)):
             yield f"block {block} is {blocks.state[block].name} with {holders} holders"
 

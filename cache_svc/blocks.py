@@ -4,19 +4,20 @@
       \\------------reserve------------^   \\--drop--> FREE
     GRANTED --give_back--> FREE
 
-Invariants: a block is in one state; `holders[b]` is the number of requests that hold b, above zero exactly for
-WRITING and SEALED; every SEALED and CACHED block is in the index, no other is; a freed block's generation rises, so
-that its old handles are stale. Generations start at 1: the handle 0 names no block.
+Invariants: a block is in one state; `holders[b]` is the number of requests that hold b and of copies that pin it (these
+alone: `pins[b]`), above zero exactly for WRITING and SEALED; every SEALED and CACHED block is in the index, no other
+is; a freed block's generation rises, so that its old handles are stale. Generations start at 1: the handle 0 names no
+block.
 
 `name[b]` of a WRITING block is the key that its request reserved it for, None if there is none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from cache_svc.eviction import EvictionOrder
-from cache_svc.index import Content, Index
+from cache_svc.index import NO_BLOCK, Content, Index
 from jitney.block_ops import Block, BlockState, Counts
 from jitney.keys import Key
 
@@ -31,14 +32,34 @@ NEXT_GENERATION = 1 << 32
 
 
 class BlockTable:
-    """States, holders and handles of `total` blocks, indexed by block id."""
+    """States, holders and handles of `total` blocks, indexed by block id. `pinned` are those with pins.
 
-    __slots__ = ("evicted", "eviction", "free", "granted", "handle", "holders", "index", "name", "state", "total")
+    `evicting(blocks)` is told of blocks that are about to be evicted.
+    """
+
+    __slots__ = (
+        "evicted",
+        "evicting",
+        "eviction",
+        "free",
+        "granted",
+        "handle",
+        "holders",
+        "index",
+        "name",
+        "pinned",
+        "pins",
+        "state",
+        "total",
+    )
 
     def __init__(self, total: int, generation: int = 1, index: Index | None = None) -> None:
         self.total = total
         self.state: list[BlockState] = [FREE] * total
         self.holders: list[int] = [0] * total
+        self.pins: list[int] = [0] * total
+        self.pinned: set[int] = set()
+        self.evicting: Callable[[Sequence[int]], None] | None = None
         self.handle: list[Block] = [Block(generation << 32 | block) for block in range(total)]
         self.name: list[Key | None] = [None] * total
         self.free: list[int] = list(range(total - 1, -1, -1))
@@ -53,8 +74,48 @@ class BlockTable:
         return len(self.free) + len(self.eviction)
 
     def counts(self) -> Counts:
-        """What the blocks are good for."""
-        return Counts(len(self.free), len(self.eviction), 0, self.granted, self.total)
+        """What the blocks are good for.
+
+        *Leaving* are blocks that no request holds and that come free, or evictable, when a copy has ended: those that
+        copies pin, and the cached ones that stand before them.
+        """
+        leaving = self._leaving() if self.pinned else 0
+        return Counts(len(self.free), len(self.eviction), leaving, self.granted, self.total)
+
+    def _leaving(self) -> int:
+        state, parent = self.state, self.index.parent
+        leaving: set[int] = set()
+        for block in self.pinned:
+            if self.holders[block] > self.pins[block]:
+                continue
+            leaving.add(block)
+            before = parent[block] if state[block] is SEALED else NO_BLOCK
+            while before != NO_BLOCK and state[before] is CACHED and before not in leaving:
+                leaving.add(before)
+                before = parent[before]
+        return len(leaving)
+
+    def shared(self, block: int) -> bool:
+        """Whether more than one request holds it, so that nobody may write it."""
+        return self.holders[block] > 1 and self.holders[block] - self.pins[block] > 1
+
+    def pin(self, blocks: Iterable[int]) -> None:
+        """A copy of each has to end before it can be had: WRITING and SEALED ones stay what they are without a holder,
+        CACHED -> SEALED."""
+        blocks = list(blocks)
+        self.hold(blocks)
+        for block in blocks:
+            self.pins[block] += 1
+        self.pinned.update(blocks)
+
+    def unpin(self, blocks: Iterable[int]) -> None:
+        """A copy of each has ended."""
+        blocks = list(blocks)
+        for block in blocks:
+            self.pins[block] -= 1
+            if not self.pins[block]:
+                self.pinned.discard(block)
+        self.drop(blocks)
 
     def grant(self, wanted: int) -> list[int]:
         """FREE -> GRANTED, as many as there are."""
@@ -113,18 +174,27 @@ class BlockTable:
             else:
                 self._freed((block,))
 
-    def forget(self, doomed: set[int]) -> int:
-        """CACHED -> FREE for the evictable ones of `doomed`; how many. What stands behind a doomed one is doomed."""
+    def forget(self, doomed: set[int]) -> None:
+        """CACHED -> FREE, and SEALED -> WRITING: private content of those who hold it. All that stands behind a doomed
+        block has to be doomed."""
+        for block in doomed:
+            if self.state[block] is SEALED:
+                self.state[block] = CACHED
+                self.eviction.rested(block)
         blocks = self.eviction.pick(doomed)
         self.index.remove(blocks)
-        self._freed(blocks)
-        return len(blocks)
+        for block in blocks:
+            if self.holders[block]:
+                self.state[block] = WRITING
+        self._freed(block for block in blocks if not self.holders[block])
 
     def _take(self, wanted: int) -> list[int]:
         """FREE blocks, evicting what is missing. The caller sets their state."""
         free = self.free
         if wanted > len(free):
             evicted = self.eviction.pop(wanted - len(free))
+            if self.evicting is not None:
+                self.evicting(evicted)
             self.index.remove(evicted)
             self._freed(evicted)
             self.evicted += len(evicted)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from cache_svc.blocks import BlockTable
 from cache_svc.ledger import Ledger
 from cache_svc.redeclare import restored
+from cache_svc.tiers import Owner, Tiers
 from jitney.block_ops import Batch, BatchAnswer, DeclaredBlock, Opened
 from jitney.errors import Conflict, InvalidRequest, Missing, TooLarge
 
@@ -52,15 +53,21 @@ class DevicePool:
 
 
 class Session:
-    """One epoch of one executor. `ledger` is empty, and of no use, while `redeclaring`."""
+    """One epoch of one executor. `ledger` is empty, and of no use, while `redeclaring`. `tiers`: what lies below."""
 
-    def __init__(self, pool: DevicePool, epoch: int, *, redeclares: bool) -> None:
+    def __init__(self, pool: DevicePool, epoch: int, *, redeclares: bool, tiers: Tiers | None = None) -> None:
         self.pool = pool
         self.epoch = epoch
         self.redeclaring = redeclares
-        self.ledger = Ledger(BlockTable(pool.blocks), pool.block_tokens)
+        self.tiers = tiers
+        self.ledger = Ledger(BlockTable(pool.blocks), pool.block_tokens, tiers, self.owner, pool.fingerprint)
         self.op_seq = 0
         self._answered: deque[tuple[Batch, BatchAnswer]] = deque(maxlen=ANSWERS_KEPT)
+
+    @property
+    def owner(self) -> Owner:
+        """Who has tickets of the tiers below."""
+        return (self.pool.executor, self.epoch)
 
     def apply(self, batch: Batch) -> BatchAnswer:
         """The answer to the next batch, or the first answer to a repeated one.
@@ -93,7 +100,8 @@ class Session:
         """Takes the whole declaration. Conflict if none is awaited, InvalidRequest for one that cannot be true."""
         if not self.redeclaring:
             raise Conflict("this epoch awaits no declaration", field="redeclare")
-        self.ledger = restored(self.pool.blocks, self.pool.block_tokens, declared)
+        pool = self.pool
+        self.ledger = restored(pool.blocks, pool.block_tokens, declared, self.tiers, self.owner, pool.fingerprint)
         self.redeclaring = False
 
 
@@ -104,8 +112,9 @@ class Epochs:
         self.boot_id = boot_id
         self.sessions: dict[str, Session] = {}
 
-    def open(self, pool: DevicePool, *, redeclares: bool) -> Opened:
-        """Begins an epoch; what the name had on its device before is forgotten.
+    def open(self, pool: DevicePool, *, redeclares: bool, tiers: Tiers | None = None) -> Opened:
+        """Begins an epoch; what the name had on its device before is forgotten, its open tickets are void. `tiers` are
+        those below this pool.
 
         Conflict for a lower incarnation, TooLarge if all pools together would have too many blocks.
         """
@@ -126,7 +135,9 @@ class Epochs:
                 value=blocks,
             )
         epoch = 1 if known is None else known.epoch + 1
-        self.sessions[pool.executor] = Session(pool, epoch, redeclares=redeclares)
+        if known is not None and known.tiers is not None:
+            known.tiers.fence(known.owner)
+        self.sessions[pool.executor] = Session(pool, epoch, redeclares=redeclares, tiers=tiers)
         return Opened(epoch, self.boot_id)
 
     def session(self, executor: str, epoch: int, boot_id: bytes) -> Session:

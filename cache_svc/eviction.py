@@ -11,7 +11,9 @@ stayed private (its key was sealed by another) may hold a child and not the pare
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from enum import IntEnum
+from itertools import islice
 
 from cache_svc.index import NO_BLOCK
 from jitney.block_ops import BlockState
@@ -20,14 +22,16 @@ from jitney.block_ops import BlockState
 class EvictionOrder:
     """Evictable blocks. `unready[b]` counts the children of b that are not evictable.
 
-    `parent` and `state` are the lists of the index and of the block table, read only here.
+    `parent` and `state` are the lists of the index and of the block table, read only here; `cached` is the state of
+    blocks that nobody holds. Slots of the lower tiers are ordered just so.
     """
 
-    __slots__ = ("order", "parent", "state", "unready")
+    __slots__ = ("cached", "order", "parent", "state", "unready")
 
-    def __init__(self, parent: list[int], state: list[BlockState]) -> None:
+    def __init__(self, parent: list[int], state: Sequence[IntEnum], cached: IntEnum = BlockState.CACHED) -> None:
         self.parent = parent
         self.state = state
+        self.cached = cached
         self.order: OrderedDict[int, None] = OrderedDict()
         self.unready: list[int] = [0] * len(parent)
 
@@ -54,8 +58,12 @@ class EvictionOrder:
             if block == NO_BLOCK:
                 return
             unready[block] -= 1
-            if state[block] is not BlockState.CACHED:
+            if state[block] is not self.cached:
                 return
+
+    def next(self, count: int) -> list[int]:
+        """So many blocks that go first, or all, in that order."""
+        return list(islice(self.order, count))
 
     def pop(self, count: int) -> list[int]:
         """Takes so many blocks that go first, in that order: each has no children once those before it are gone."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
+from cache_svc.index import NO_BLOCK
 from jitney.block_ops import Block, JoinEvent, RequestId
 from jitney.keys import Key
 
@@ -15,11 +17,19 @@ class Holding:
     `own` are the keys that it reserved blocks for and has not sealed: pending ones, and ones that another request
     sealed or computes too (their block stays private). `joins` are the keys that it waits for; they stand behind all
     sealed blocks that it holds and before its own keys.
+
+    A *private* request holds content that was invalidated: what it seals is not findable. `places` are keys of its
+    prompt behind which the SSD shall let a hit end; `tip` is the last block of its answer that was sealed, of
+    `answered`.
     """
 
     blocks: dict[int, None] = field(default_factory=dict)
     own: dict[Key, int] = field(default_factory=dict)
     joins: dict[Key, None] = field(default_factory=dict)
+    places: Collection[Key] = ()
+    tip: int = NO_BLOCK
+    answered: int = 0
+    private: bool = False
 
     @property
     def empty(self) -> bool:

@@ -110,21 +110,9 @@ class Index:
                 wave += children.get(block, ())
         return found
 
-    def at(self, key: Key) -> list[int]:
-        """The block of the key, and those that wait for it as their parent (for a root: the first of its chains)."""
-        block = self.sealed.get(key)
-        return [*(() if block is None else (block,)), *self.orphans.get(key, ())]
-
-    def of_origin(self, *, tenant: str = "", salt_digest: bytes = b"", model_version: str = "") -> Iterator[int]:
-        """Blocks whose content came from there; give one of the three."""
-        for block in self.sealed.values():
-            content = self.content[block]
-            if content is None:
-                continue
-            origin = content.origin
-            if (
-                (tenant and origin.tenant == tenant)
-                or (salt_digest and origin.salt_digest == salt_digest)
-                or (model_version and origin.model_version == model_version)
-            ):
-                yield block
+    def entries(self) -> Iterator[tuple[Key, Key, Origin]]:
+        """Key, parent key and origin of all blocks."""
+        for key, block in self.sealed.items():
+            parent_key, content = self.parent_key[block], self.content[block]
+            if parent_key is not None and content is not None:
+                yield key, parent_key, content.origin

@@ -9,13 +9,15 @@ is evicted:
 
 1. Seal: the block becomes findable. The first seal of a key wins, a later one leaves its block private. Whoever had
    joined the key holds the block from here on.
-2. Withdraw, Release: pending keys of the request lose their owner and their joiners are told; blocks without a holder
-   become CACHED if they are sealed, else FREE.
+2. Withdraw, Release, Swap: pending keys of the request lose their owner and their joiners are told; blocks without a
+   holder become CACHED if they are sealed, else FREE. What a Swap has to store first stays pinned until it is stored.
 3. Bind, Return, Share, Fork: the blocks of decoding, and copy-on-write.
 4. Acquire, for all: hold every sealed block from the start of the chain on, join the pending keys behind them.
 5. Reserve, one after the other: join what Reserves before it made pending, then bind blocks for the rest; its keys are
-   pending and the request's. One that falls short lets go of all that the request has.
+   pending and the request's; the first of them may be loaded from below. One that falls short lets go of all that the
+   request has.
 6. Grant: blocks for decoding, as many as there are.
+7. The lower tiers are tended: what is evicted next is stored there before.
 
 A join ends as a whole: when one of its keys is withdrawn, the joiner is told how many it waited for in all, and joins
 or reserves anew. An AcquireResult says all that the request holds of the chain and has joined; what was to be told of
@@ -24,17 +26,15 @@ its joins before is folded into it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
-from cache_svc.blocks import GRANTED, ID_MASK, WRITING, BlockTable
+from cache_svc.blocks import GRANTED, ID_MASK, SEALED, WRITING, BlockTable
+from cache_svc.boarding import Boardings
 from cache_svc.checks import check
-from cache_svc.holding import Holding, Joins
-from cache_svc.index import Content, Origin
-from cache_svc.pending import Pending
+from cache_svc.holding import Holding
+from cache_svc.index import NO_BLOCK, Content, Origin
+from cache_svc.pins import Owner
+from cache_svc.requests import NOBODY, NOT_HELD, OK
+from cache_svc.tiers import Tiers
 from jitney.block_ops import (
-    Acquire,
-    AcquireResult,
     Batch,
     BatchAnswer,
     Bind,
@@ -43,10 +43,9 @@ from jitney.block_ops import (
     ChainHits,
     Fork,
     ForkResult,
+    LowerTiers,
     Release,
     RequestId,
-    Reserve,
-    ReserveResult,
     ResultCode,
     Return,
     Seal,
@@ -56,38 +55,23 @@ from jitney.block_ops import (
 )
 from jitney.keys import Key
 
-OK = ResultCode.OK
 STALE = ResultCode.STALE
-NOT_HELD = ResultCode.NOT_HELD
-SKIPPED = ResultCode.SKIPPED
-NOBODY = RequestId(0)
+DUPLICATE = ResultCode.DUPLICATE
+NO_TIERS = LowerTiers()
 
 
-@dataclass(slots=True)
-class Boarding:
-    """An Acquire whose result may still change: until the Reserve of its request, or to the end of the batch."""
+class Ledger(Boardings):
+    """Device blocks of one executor, the epoch `owner`; `tiers` are shared with others, None: there are none."""
 
-    request: RequestId
-    keys: Sequence[Key]
-    code: ResultCode = OK
-    found: Sequence[int] = ()
-    joined: int = 0
-    owner: RequestId = NOBODY
-
-
-class Ledger:
-    """Device blocks of one executor."""
-
-    def __init__(self, blocks: BlockTable, block_tokens: int) -> None:
-        self.blocks = blocks
-        self.block_tokens = block_tokens
-        self.requests: dict[RequestId, Holding] = {}
-        self.pending = Pending()
-        self.joins = Joins()
-        self.hit_blocks = 0
-        self.missed_blocks = 0
-        self._boarding: dict[RequestId, Boarding] = {}
-        self._fell: set[RequestId] = set()
+    def __init__(
+        self,
+        blocks: BlockTable,
+        block_tokens: int,
+        tiers: Tiers | None = None,
+        owner: Owner = ("", 0),
+        fingerprint: bytes = b"",
+    ) -> None:
+        super().__init__(blocks, block_tokens, None if tiers is None else tiers.attach(owner, blocks, fingerprint))
 
     def apply(self, batch: Batch) -> BatchAnswer:
         """Runs one batch. Raises InvalidRequest, with nothing changed, if it is malformed."""
@@ -106,6 +90,7 @@ class Ledger:
         acquires = [self._acquired(board) for board in boarding]
         self._boarding.clear()
         self._fell.clear()
+        lower = NO_TIERS if self.below is None else self.below.tend()
         return BatchAnswer(
             op_seq=batch.op_seq,
             counts=self.blocks.counts(),
@@ -121,6 +106,7 @@ class Ledger:
             reserves=reserves,
             granted=granted,
             joins=self.joins.take(),
+            lower=lower,
         )
 
     def lookup(self, chain: Chain) -> ChainHits:
@@ -128,12 +114,35 @@ class Ledger:
         found = self.blocks.index.find(chain.keys)
         behind = self.pending.run(chain.keys[len(found) :], chain.request)
         evictable = self.blocks.eviction.order
+        cpu_blocks, ssd_blocks = 0, 0
+        if self.below is not None and not behind:
+            cpu_blocks, ssd_blocks = self.below.hits(chain.keys[len(found) :])
         return ChainHits(
             device_blocks=len(found),
             unheld_blocks=sum(block in evictable for block in found),
+            cpu_blocks=cpu_blocks,
+            ssd_blocks=ssd_blocks,
             pending_blocks=len(behind),
             pending_owner=self.pending.owner[behind[0]] if behind else NOBODY,
         )
+
+    def forget(self, doomed: set[Key]) -> int:
+        """Content that nobody may find any more; returns how many blocks had it.
+
+        Those who hold some of it, or wait for it, are private from here on: what they compute is nobody else's.
+        """
+        sealed = self.blocks.index.sealed
+        blocks = {sealed[key] for key in doomed if key in sealed}
+        for request, holding in list(self.requests.items()):
+            if (
+                not blocks.isdisjoint(holding.blocks)
+                or not doomed.isdisjoint(holding.own)
+                or not doomed.isdisjoint(holding.joins)
+            ):
+                holding.private = True
+                self._withdraw_keys(request, holding, list(holding.own))
+        self.blocks.forget(blocks)
+        return len(blocks)
 
     def _seal(self, op: Seal) -> list[ResultCode]:
         origin = Origin(op.tenant, op.salt_digest, op.model_version)
@@ -154,25 +163,39 @@ class Ledger:
         holding = self.requests.get(op.request)
         if holding is None or block not in holding.blocks:
             return NOT_HELD
-        if blocks.state[block] is not WRITING or blocks.holders[block] > 1:
+        if blocks.state[block] is not WRITING or blocks.shared(block):
             return OK if blocks.index.key[block] == key else NOT_HELD  # a repeat; or nobody may write it
         name = blocks.name[block]
         if name is not None and name != key:
             self._withdraw_keys(op.request, holding, [name])
-        if key in blocks.index.sealed:
-            return ResultCode.DUPLICATE
+        if key in blocks.index.sealed or holding.private:
+            return DUPLICATE
         blocks.seal(block, key, parent, Content(op.token_ids[at * size : (at + 1) * size], origin))
         if name == key:
             del holding.own[key]
+        place = self.below is not None and self._is_place(holding, block, key, name)
         for joiner in self.pending.settle(key):
             waiting = self.requests[joiner]
             del waiting.joins[key]
             if block not in waiting.blocks:
                 waiting.blocks[block] = None
                 blocks.hold((block,))
+            place = place or key in waiting.places
             self.hit_blocks += 1
             self.joins.sealed(joiner, handle)
+        if place and self.below is not None:
+            self.below.keep(block)
         return OK
+
+    def _is_place(self, holding: Holding, block: int, key: Key, name: Key | None) -> bool:
+        """Whether the SSD shall keep the chain up to a block that is sealed now: it stands at a place that its Reserve
+        named, or so many blocks of an answer end with it."""
+        if name is None:
+            holding.tip = block
+            holding.answered += 1
+            assert self.below is not None
+            return holding.answered % self.below.interval_blocks == 0
+        return key in holding.places
 
     def _withdraw(self, request: RequestId) -> ResultCode:
         holding = self.requests.get(request)
@@ -181,31 +204,9 @@ class Ledger:
         self._withdraw_keys(request, holding, list(holding.own))
         return OK
 
-    def _withdraw_keys(self, request: RequestId, holding: Holding, keys: Sequence[Key]) -> None:
-        """The request will not compute these keys of its own; the joins that wait for one of them end."""
-        pending = self.pending
-        ended: dict[RequestId, int] = {}
-        for key in keys:
-            self.blocks.name[holding.own.pop(key)] = None
-            if pending.owner.get(key) == request:
-                for joiner in pending.settle(key):
-                    del self.requests[joiner].joins[key]
-                    ended[joiner] = ended.get(joiner, 0) + 1
-        for joiner, count in ended.items():
-            rest = self.requests[joiner].joins
-            pending.leave(rest, joiner)
-            count += len(rest)
-            rest.clear()
-            boarding = self._boarding.get(joiner)
-            if boarding is not None:
-                boarding.joined, boarding.owner = 0, NOBODY
-            else:
-                self.joins.withdrawn(joiner, count)
-                self._tidy(joiner)
-
     def _release(self, op: Release) -> list[ResultCode]:
         if not op.blocks:
-            return [self._release_all(op.request)]
+            return [self._ended(op.request)]
         holding = self.requests.get(op.request)
         codes: list[ResultCode] = []
         for handle in op.blocks:
@@ -224,22 +225,40 @@ class Ledger:
         self._tidy(op.request)
         return codes
 
-    def _release_all(self, request: RequestId) -> ResultCode:
-        self.joins.forget(request)
+    def _ended(self, request: RequestId) -> ResultCode:
+        """The request wants nothing any more: neither what it holds nor what is pinned for it."""
+        below = self.below
+        if below is None:
+            return self._release_all(request)
         holding = self.requests.get(request)
-        if holding is None:
-            return NOT_HELD
-        if holding.own:
-            self._withdraw_keys(request, holding, list(holding.own))
-        if holding.joins:
-            self.pending.leave(holding.joins, request)
-        self.blocks.drop(reversed(holding.blocks))
-        del self.requests[request]
-        return OK
+        if holding is not None and holding.tip != NO_BLOCK and self.blocks.state[holding.tip] is SEALED:
+            below.keep(holding.tip)
+        had_pins = below.released(request)
+        code = self._release_all(request)
+        return OK if had_pins else code
 
     def _swap(self, op: Swap) -> SwapResult:
-        """There is no tier below yet: what was sealed is cached here."""
-        return SwapResult(self._release_all(op.request))
+        """Without a tier below, what was sealed is cached here, as when it is released."""
+        holding = self.requests.get(op.request)
+        pinned = leaving = 0
+        if self.below is not None and holding is not None:
+            chain = self._chain_of(holding)
+            pinned, leaving = self.below.swap(op.request, chain, op.tier)
+        return SwapResult(self._release_all(op.request), pinned, leaving)
+
+    def _chain_of(self, holding: Holding) -> list[int]:
+        """The sealed blocks that the request holds, and those that they stand behind: parents before children."""
+        state, parent = self.blocks.state, self.blocks.index.parent
+        chain: dict[int, None] = {}
+        for block in holding.blocks:
+            path: list[int] = []
+            while state[block] is not WRITING and block not in chain:
+                path.append(block)
+                block = parent[block]
+                if block == NO_BLOCK:
+                    break
+            chain.update(dict.fromkeys(reversed(path)))
+        return list(chain)
 
     def _bind(self, op: Bind) -> list[ResultCode]:
         codes: list[ResultCode] = []
@@ -287,7 +306,7 @@ class Ledger:
         holding = self.requests.get(op.request)
         if holding is None or block not in holding.blocks:
             return ForkResult(NOT_HELD)
-        if blocks.state[block] is WRITING and blocks.holders[block] == 1:
+        if blocks.state[block] is WRITING and not blocks.shared(block):
             return ForkResult(ResultCode.IN_PLACE)
         if not blocks.available:
             return ForkResult(ResultCode.SHORT)
@@ -296,95 +315,3 @@ class Ledger:
         blocks.drop((block,))
         holding.blocks[new] = None
         return ForkResult(OK, blocks.handle[new])
-
-    def _acquire(self, op: Acquire) -> Boarding:
-        request = op.request
-        holding = self._holding(request)
-        found = self.blocks.index.find(op.keys)
-        if holding.own:
-            found = found[: next((at for at, key in enumerate(op.keys) if key in holding.own), len(found))]
-        if len(found) < op.least_blocks:
-            self._fall(request)
-            return Boarding(request, (), ResultCode.LOST)
-        fresh = dict.fromkeys(block for block in found if block not in holding.blocks)
-        self.blocks.hold(fresh)
-        holding.blocks.update(fresh)
-        boarding = self._boarding[request] = Boarding(request, op.keys, OK, found)
-        self._join(boarding, holding)
-        self.joins.forget(request)
-        return boarding
-
-    def _join(self, boarding: Boarding, holding: Holding) -> None:
-        """Waits for the pending keys right behind what was found."""
-        keys = self.pending.run(boarding.keys[len(boarding.found) :], boarding.request)
-        if keys:
-            self.pending.join(keys, boarding.request)
-            holding.joins.update(dict.fromkeys(keys))
-            boarding.owner = self.pending.owner[keys[0]]
-        boarding.joined = len(holding.joins)
-
-    def _acquired(self, boarding: Boarding) -> AcquireResult:
-        self._tidy(boarding.request)
-        return AcquireResult(boarding.code, self._handles(boarding.found), boarding.joined, boarding.owner)
-
-    def _reserve(self, op: Reserve) -> ReserveResult:
-        request = op.request
-        if request in self._fell:
-            return ReserveResult(SKIPPED)
-        holding = self._holding(request)
-        boarding = self._boarding.pop(request, None)
-        if boarding is not None:
-            self._join(boarding, holding)
-        need = max(0, op.blocks_total - len(holding.blocks) - len(holding.joins))
-        short = need - self.blocks.available
-        if short > 0:
-            if boarding is not None:
-                boarding.found, boarding.joined, boarding.owner = (), 0, NOBODY
-            self._fall(request)
-            return ReserveResult(ResultCode.SHORT, (), short)
-        new = self.blocks.reserve(need)
-        self._name(request, holding, op.keys, new)
-        holding.blocks.update(dict.fromkeys(new))
-        self.hit_blocks += len(boarding.found) if boarding is not None else 0
-        self._tidy(request)
-        return ReserveResult(OK, self._handles(new))
-
-    def _name(self, request: RequestId, holding: Holding, keys: Sequence[Key], new: Sequence[int]) -> None:
-        """Gives the new blocks, in order, to those keys that the request neither holds, computes nor waits for."""
-        sealed, owner, name = self.blocks.index.sealed, self.pending.owner, self.blocks.name
-        own, joins, held = holding.own, holding.joins, holding.blocks
-        if own or joins:
-            keys = [key for key in keys if key not in own and key not in joins]
-        alone = sealed.keys().isdisjoint(keys)
-        if not alone:
-            keys = [key for key in keys if sealed.get(key) not in held]
-        keys = keys[: len(new)]
-        own.update(zip(keys, new, strict=False))
-        for block, key in zip(new, keys, strict=False):
-            name[block] = key
-        if alone and owner.keys().isdisjoint(keys):
-            owner.update(dict.fromkeys(keys, request))
-        else:
-            for key in keys:
-                if key not in sealed:
-                    owner.setdefault(key, request)
-        self.missed_blocks += len(keys)
-
-    def _fall(self, request: RequestId) -> None:
-        """The request fell short: it has nothing any more, and its Reserve is skipped."""
-        self._release_all(request)
-        self._fell.add(request)
-
-    def _holding(self, request: RequestId) -> Holding:
-        holding = self.requests.get(request)
-        if holding is None:
-            holding = self.requests[request] = Holding()
-        return holding
-
-    def _tidy(self, request: RequestId) -> None:
-        holding = self.requests.get(request)
-        if holding is not None and holding.empty:
-            del self.requests[request]
-
-    def _handles(self, blocks: Sequence[int]) -> list[Block]:
-        return list(map(self.blocks.handle.__getitem__, blocks))

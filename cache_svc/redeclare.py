@@ -14,16 +14,24 @@ from cache_svc.checks import check_declared
 from cache_svc.holding import Holding
 from cache_svc.index import Content, Origin
 from cache_svc.ledger import Ledger
+from cache_svc.tiers import Owner, Tiers
 from jitney.block_ops import DeclaredBlock, RequestId
 from jitney.keys import Key
 
 
-def restored(total: int, block_tokens: int, declared: Sequence[DeclaredBlock]) -> Ledger:
+def restored(
+    total: int,
+    block_tokens: int,
+    declared: Sequence[DeclaredBlock],
+    tiers: Tiers | None = None,
+    owner: Owner = ("", 0),
+    fingerprint: bytes = b"",
+) -> Ledger:
     """The ledger that the declaration describes. Raises InvalidRequest for one that cannot be true."""
     check_declared(declared, total, block_tokens)
     newest = max((block.block >> 32 for block in declared), default=0)
     table = BlockTable(total, newest + 1)
-    ledger = Ledger(table, block_tokens)
+    ledger = Ledger(table, block_tokens, tiers, owner, fingerprint)
     named = {block.block & ID_MASK for block in declared}
     table.free = [block for block in table.free if block not in named]
     for block in declared:

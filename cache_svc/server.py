@@ -16,6 +16,7 @@ from typing import Any
 from cache_svc.audit import audit
 from cache_svc.config import CacheConfig
 from cache_svc.epochs import DevicePool, Epochs, Session
+from cache_svc.invalidate import What, invalidate
 from jitney.cache.v1 import cache_pb2 as pb
 from jitney.cache.v1 import cache_pb2_grpc
 from jitney.cache_codec import (
@@ -25,7 +26,6 @@ from jitney.cache_codec import (
 )
 from jitney.chain_codec import decode_chains, decode_declared, encode_hits
 from jitney.errors import InvalidRequest, Missing
-from jitney.keys import Key
 from jitney.serving import logs, tracing
 from jitney.serving.server import build_server, serve_until_signal
 from jitney.ticket_codec import decode_call
@@ -133,20 +133,14 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
             yield event
 
     async def Invalidate(self, request: pb.InvalidateRequest, context: Any) -> pb.InvalidateResponse:
-        """Removes blocks that nobody holds, with all behind them; what is held stays until it is released."""
+        """See `invalidate`."""
         kind = request.WhichOneof("what")
         if kind is None or not getattr(request, kind):
             raise InvalidRequest("name a prefix key, tenant, salt digest or model version", field="what")
-        removed = 0
-        for session in self._epochs.sessions.values():
-            blocks = session.ledger.blocks
-            if kind == "prefix_key":
-                tops = blocks.index.at(Key(request.prefix_key))
-            else:
-                tops = list(blocks.index.of_origin(**{kind: getattr(request, kind)}))
-            removed += blocks.forget(blocks.index.behind(tops))
-        self._log.info("invalidated", what=kind, device_blocks=removed)
-        return pb.InvalidateResponse(device_blocks=removed)
+        ledgers = [session.ledger for session in self._epochs.sessions.values()]
+        gone = invalidate(ledgers, (), What(**{kind: getattr(request, kind)}))
+        self._log.info("invalidated", what=kind, device_blocks=gone.device)
+        return pb.InvalidateResponse(device_blocks=gone.device)
 
     async def Audit(self, request: pb.AuditRequest, context: Any) -> pb.AuditResponse:
         """Checks every ledger against itself."""

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from cache_svc.blocks import BlockTable
 from cache_svc.index import Content, Origin
+from cache_svc.invalidate import What, invalidate
 from cache_svc.kv_events import Cleared, Event, Feed, Journal, Medium, Removed, Roots, Stored, WatchedIndex
 from cache_svc.kv_events_publisher import END, EventPublisher
 from cache_svc.kv_events_wire import encode
@@ -86,8 +87,7 @@ def test_who_follows_from_the_start_or_joins_late_knows_what_the_cache_has(
             case "release":
                 rig.release(request)
             case "forget":
-                blocks = rig.ledger.blocks
-                blocks.forget(blocks.index.behind(blocks.index.at(prompt(*path).keys[0])))
+                invalidate([rig.ledger], (), What(prefix_key=prompt(*path).keys[0]))
             case _:
                 rigs[name] = WatchedRig(feed, name, 5)
         follow(early, feed.take())

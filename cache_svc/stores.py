@@ -1,0 +1,251 @@
+"""Stores of one executor: which blocks it shall copy into the CPU tier, in what order, and what comes of it.
+
+Three things make an order, the first before the others:
+
+1. A swap to the SSD that waits for CPU slots (a swap to the CPU tier gets all of its slots at once).
+2. What the SSD shall keep and the CPU tier does not have.
+3. Demotion: fewer device blocks are free than `low`, and those that are evicted next have no copy below.
+
+The blocks of a swap are pinned on the device until they are stored: somebody waits for them. Others are not: they may
+be evicted, and filled anew, while they are copied, so that a copy never keeps blocks from those who need them. A copy
+whose block has another handle when the executor answers is void.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+
+from cache_svc.blocks import ID_MASK, BlockTable
+from cache_svc.lower import Lower
+from cache_svc.slots import Entry
+from cache_svc.tickets import Store, Tickets, handles
+from jitney.block_ops import RequestId
+from jitney.errors import InvalidRequest
+from jitney.keys import Key
+from jitney.ticket_ops import StoreOrder
+
+ORDER_BLOCKS = 16
+"""Of one order at most: its blocks come free together."""
+LOOKED_AHEAD = 256
+"""Blocks of the eviction order that are looked at for demotion."""
+LOW_PART = 8
+"""Of the device's blocks, one in so many shall be free, or evictable at no loss."""
+WANTED_PER_FLIGHT = 32
+"""So many times as many blocks may wait to be ordered as may be in flight."""
+
+
+class Stores:
+    """`filling[slot]` is the open order that a CPU slot belongs to, of any executor, and its index in it."""
+
+    def __init__(
+        self,
+        lower: Lower,
+        filling: dict[int, tuple[Stores, Store, int]],
+        table: BlockTable,
+        tickets: Tickets,
+        fingerprint: bytes,
+    ) -> None:
+        self.lower = lower
+        self.filling = filling
+        self.table = table
+        self.tickets = tickets
+        self.fingerprint = fingerprint
+        self.low = max(1, table.total // LOW_PART)
+        self.in_flight = 0
+        self.waiting: deque[tuple[RequestId, int, Key]] = deque()  # device blocks, pinned, that a swap wants on the SSD
+        self.wanted: deque[tuple[int, Key]] = deque()
+
+    def entry(self, block: int) -> Entry:
+        """What a sealed device block holds."""
+        index = self.table.index
+        key, parent, content = index.key[block], index.parent_key[block], index.content[block]
+        assert key is not None and parent is not None and content is not None
+        return Entry(key, parent, content, self.fingerprint)
+
+    def take(self, block: int, spare: Collection[Key | None] = ()) -> int | None:
+        """A CPU slot that the device block's copy shall fill; None if there is none but those of keys to `spare`."""
+        entry = self.entry(block)
+        slot = self.lower.cpu.take(entry, spare)
+        if slot is not None:
+            self.lower.storing[entry.key] = slot
+        return slot
+
+    def order(self, blocks: Sequence[int], slots: Sequence[int], *, urgent: bool) -> None:
+        """Has the executor copy device blocks into slots that were taken for them. Urgent ones are pinned already."""
+        for at in range(0, len(blocks), ORDER_BLOCKS):
+            chunk = [self.table.handle[block] for block in blocks[at : at + ORDER_BLOCKS]]
+            chosen = list(slots[at : at + ORDER_BLOCKS])
+            store = Store(self.tickets.number(), chunk, chosen, [urgent] * len(chunk), urgent)
+            self.tickets.open[store.ticket] = store
+            for index, slot in enumerate(chosen):
+                self.filling[slot] = (self, store, index)
+            self.in_flight += len(chunk)
+            self.tickets.events.append(self.again(store))
+
+    def again(self, store: Store) -> StoreOrder:
+        """The order as the executor is told of it."""
+        slots = handles(store.slots, self.lower.cpu.generation)
+        return StoreOrder(store.ticket, store.blocks, slots, store.urgent)
+
+    def hold(self, block: int, slot: int) -> bool:
+        """Somebody waits for a copy that is under way already: pins its block. False if another executor makes it."""
+        stores, store, at = self.filling[slot]
+        if stores is not self:
+            return False
+        if not store.pinned[at]:
+            store.pinned[at] = True
+            self.table.pin((block,))
+        return True
+
+    def done(self, store: Store, checksums: Sequence[int]) -> None:
+        """The executor has made the copies. InvalidRequest if it does not give one checksum a block."""
+        if len(checksums) != len(store.blocks):
+            raise InvalidRequest(
+                f"ticket {store.ticket} has {len(store.blocks)} blocks, {len(checksums)} checksums came",
+                field="checksums",
+                limit=len(store.blocks),
+                value=len(checksums),
+            )
+        self._end(store, checksums)
+
+    def abort(self, store: Store) -> None:
+        """The executor has not made the copies, and will not."""
+        self._end(store, None)
+
+    def _end(self, store: Store, checksums: Sequence[int] | None) -> None:
+        handle = self.table.handle
+        for at, (block, slot) in enumerate(zip(store.blocks, store.slots, strict=True)):
+            good = checksums is not None and handle[block & ID_MASK] == block
+            self.lower.filled(slot, checksums[at] if checksums is not None else 0, good=good)
+        for slot in reversed(store.slots):
+            del self.filling[slot]
+            self.lower.cpu.leave(slot)
+        for block, pinned in zip(reversed(store.blocks), reversed(store.pinned), strict=True):
+            if pinned:
+                self.table.unpin((block & ID_MASK,))
+        self.in_flight -= len(store.blocks)
+        del self.tickets.open[store.ticket]
+
+    def void(self, store: Store) -> None:
+        """The epoch is over: what its executor still writes into the slots is of no use, but nobody gets them yet."""
+        for slot in store.slots:
+            entry = self.lower.cpu.entry[slot]
+            if entry is not None:
+                self.lower.filled(slot, 0, good=False)
+
+    def keep(self, block: int) -> None:
+        """The SSD shall have the chain up to this sealed block: a hit may end there."""
+        lower, index = self.lower, self.table.index
+        disk = lower.disk
+        key = index.key[block]
+        assert key is not None
+        path: list[tuple[int, Key]] = []
+        at = block
+        while at >= 0 and (each := index.key[at]) is not None and not disk.has(each) and each not in disk.kept:
+            path.append((at, each))
+            at = index.parent[at]
+        if len(self.wanted) + len(path) > WANTED_PER_FLIGHT * lower.limits.stores_in_flight and self.wanted:
+            lower.ssd_moved.dropped += len(path)
+            return
+        if at < 0 and path:
+            self._keep_above(index.parent_key[path[-1][0]])
+        for each_block, each in reversed(path):
+            disk.keep(each, place=each == key)
+            if each not in lower.cpu.index.sealed:
+                self.wanted.append((each_block, each))
+        if not path:
+            disk.keep(key, place=True)
+
+    def _keep_above(self, key: Key | None) -> None:
+        """The device's chain begins behind a block that only the CPU tier has."""
+        lower, path = self.lower, []
+        while key is not None and (slot := lower.cpu.find(key)) is not None:
+            if lower.disk.has(key) or key in lower.disk.kept:
+                break
+            path.append(key)
+            key = lower.cpu.index.parent_key[slot]
+        for each in reversed(path):
+            lower.disk.keep(each, place=False)
+
+    def drop_waiting(self, gone: Callable[[RequestId, Key], bool]) -> None:
+        """Swaps that nobody waits for any more: their blocks are let go."""
+        stay: deque[tuple[RequestId, int, Key]] = deque()
+        for request, block, key in self.waiting:
+            if gone(request, key):
+                self.lower.disk.give_up(key)
+                self.table.unpin((block,))
+            else:
+                stay.append((request, block, key))
+        self.waiting = stay
+
+    def pump(self) -> None:
+        """Orders what waits for room, as far as there is some."""
+        if self.waiting:
+            self._order_waiting()
+        if self.wanted:
+            self._order_wanted()
+
+    def tend(self) -> None:
+        """Orders what waits for room, then what is about to be evicted."""
+        self.pump()
+        if len(self.table.free) < self.low and self.lower.has_cpu_tier:
+            self._demote()
+
+    def _order_waiting(self) -> None:
+        cpu, storing = self.lower.cpu, self.lower.storing
+        blocks: list[int] = []
+        slots: list[int] = []
+        while self.waiting and cpu.available:
+            _, block, key = self.waiting.popleft()
+            slot = None
+            if key not in self.lower.disk.reserved or key in storing or key in self.lower.disk.reading:
+                pass  # it was invalidated, or somebody else has brought it, or does
+            elif (slot := self.take(block)) is None:
+                self.lower.disk.lost(key)
+            if slot is None:
+                self.table.unpin((block,))
+            else:
+                blocks.append(block)
+                slots.append(slot)
+        self.order(blocks, slots, urgent=True)
+
+    def _order_wanted(self) -> None:
+        """What waits to be written takes no more than half of the CPU slots."""
+        lower, index = self.lower, self.table.index
+        disk, cpu = lower.disk, lower.cpu
+        room = max(1, cpu.total // 2) - len(disk.queue) - len(disk.writing)
+        room = min(room, lower.limits.stores_in_flight) - self.in_flight
+        blocks: list[int] = []
+        slots: list[int] = []
+        while self.wanted and len(blocks) < room and cpu.available:
+            block, key = self.wanted.popleft()
+            if key not in disk.kept or key in cpu.index.sealed or key in lower.storing or key in disk.reading:
+                continue
+            slot = self.take(block) if index.key[block] == key else None
+            if slot is None:  # evicted meanwhile, or its tenant may have no more
+                disk.lost(key)
+            else:
+                blocks.append(block)
+                slots.append(slot)
+        self.order(blocks, slots, urgent=False)
+
+    def _demote(self) -> None:
+        """Blocks at the front of the eviction order, parents before their children. None takes the slot of another."""
+        lower, key = self.lower, self.table.index.key
+        room = lower.limits.stores_in_flight - self.in_flight
+        if room <= 0:
+            return
+        front = self.table.eviction.next(min(self.low - len(self.table.free), LOOKED_AHEAD))
+        found = [block for block in front if not lower.has(key[block])][:room]
+        if not found:
+            return
+        spare = {key[block] for block in front}
+        blocks: list[int] = []
+        slots: list[int] = []
+        for block in reversed(found):
+            slot = self.take(block, spare)
+            if slot is not None:
+                blocks.append(block)
+                slots.append(slot)
+        self.order(blocks, slots, urgent=False)
