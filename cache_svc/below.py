@@ -112,7 +112,7 @@ class Below:
         for at, (block, key) in enumerate(zip(chain, keys, strict=True)):
             if key in lower.cpu.index.sealed or key in lower.disk.reading:
                 continue
-            slot = lower.storing.get(key)
+            slot = self.stores.under_way(key)
             if slot is not None:
                 held += self.stores.hold(block, slot)
                 continue
@@ -131,9 +131,9 @@ class Below:
         for at, (block, key) in enumerate(zip(chain, keys, strict=True)):
             if lower.disk.has(key):
                 continue
+            slot = self.stores.under_way(key)
             if not lower.disk.reserve(self.stores.entry(block)):
                 return at, leaving
-            slot = lower.storing.get(key)
             if slot is not None:
                 leaving += self.stores.hold(block, slot)
             elif key not in lower.cpu.index.sealed:

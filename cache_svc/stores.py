@@ -88,6 +88,17 @@ class Stores:
         slots = handles(store.slots, self.lower.cpu.generation)
         return StoreOrder(store.ticket, store.blocks, slots, store.urgent)
 
+    def under_way(self, key: Key) -> int | None:
+        """The CPU slot that the key is copied into. A copy whose block was evicted meanwhile is void: given up."""
+        slot = self.lower.storing.get(key)
+        if slot is not None:
+            stores, store, at = self.filling[slot]
+            source = store.blocks[at]
+            if stores.table.handle[source & ID_MASK] != source:
+                self.lower.filled(slot, 0, good=False)
+                slot = None
+        return slot
+
     def hold(self, block: int, slot: int) -> bool:
         """Somebody waits for a copy that is under way already: pins its block. False if another executor makes it."""
         stores, store, at = self.filling[slot]

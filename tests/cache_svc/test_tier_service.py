@@ -50,7 +50,7 @@ def test_blocks_go_down_and_come_up(tmp_path: Path) -> None:
         executor.audit()
         status = executor.status()
         cpu, below = status.tiers
-        assert (cpu.tier, below.tier) == (Tier.CPU, Tier.SSD)
+        assert (Tier(cpu.tier), Tier(below.tier)) == (Tier.CPU, Tier.SSD)
         assert cpu.slot_bytes == 20480 and cpu.hit_blocks >= 3
         assert cpu.hit_tokens == 4 * cpu.hit_blocks
         assert below.stored_blocks >= 2 and below.written.bytes >= 2 * BLOCK_BYTES
@@ -112,7 +112,7 @@ def test_an_ssd_alone_works_through_a_few_slots(tmp_path: Path) -> None:
         assert executor.swap_is_refused(1, wanted, Tier.CPU)
         executor.cache(2, wanted)
         assert executor.swap(2, Tier.SSD).pinned_blocks == 12
-        executor.work(lambda: print(executor.status(), executor.apply().counts) or executor.tier(Tier.SSD).stored_blocks >= 12, 4)
+        executor.work(lambda: executor.tier(Tier.SSD).used_slots == 12 and not executor.apply().counts.leaving)
         executor.apply(releases=[Release(RequestId(2))])
         executor.evict_all()
         assert executor.load_back(3, wanted).ticket
@@ -136,22 +136,28 @@ def test_without_room_below_the_device_works_alone(tmp_path: Path, slots: int) -
 def test_blocks_of_another_size_and_processes_without_a_lock_have_their_device_alone(tmp_path: Path) -> None:
     with cache(tmp_path) as process, TierExecutor(process.target, tmp_path) as executor:
         assert executor.segments
-        fields = {"incarnation": 1, "fingerprint": b"f", "blocks": 4, "block_bytes": BLOCK_BYTES, "block_tokens": 4}
         free = tmp_path / "free.lock"
         free.touch()
+        same = pb.OpenRequest(
+            incarnation=1, fingerprint=b"f", blocks=4, block_bytes=BLOCK_BYTES, block_tokens=4, executor="same"
+        )
+        same.lock_path = str(executor.lock.path)
+        assert executor.call(executor.stub.Open, same).segments
         for number, change in enumerate(
             (
-                {},
-                {"lock_path": str(free)},
-                {"lock_path": str(tmp_path / "missing.lock")},
-                {"lock_path": str(executor.lock.path), "block_bytes": 2 * BLOCK_BYTES},
-                {"lock_path": str(executor.lock.path), "block_tokens": 8},
+                pb.OpenRequest(lock_path=str(free)),
+                pb.OpenRequest(lock_path=str(tmp_path / "missing.lock")),
+                pb.OpenRequest(block_bytes=2 * BLOCK_BYTES),
+                pb.OpenRequest(block_tokens=8),
             )
         ):
-            request = pb.OpenRequest(**{"executor": f"other-{number}", **fields, **change})
-            assert not executor.call(executor.stub.Open, request).segments
-        request = pb.OpenRequest(executor="same", lock_path=str(executor.lock.path), **fields)
-        assert executor.call(executor.stub.Open, request).segments
+            other = pb.OpenRequest()
+            other.CopyFrom(same)
+            other.MergeFrom(change)
+            other.executor = f"other-{number}"
+            assert not executor.call(executor.stub.Open, other).segments
+        same.ClearField("lock_path")
+        assert not executor.call(executor.stub.Open, same).segments
 
 
 def test_invalidating_counts_every_tier(tmp_path: Path) -> None:
@@ -247,7 +253,7 @@ def test_what_was_invalidated_during_the_scan_stays_away(tmp_path: Path) -> None
         executor.store_below(1, wanted, Tier.SSD)
         process.end(5.0)
     switch = tmp_path / "switch"
-    switch.write_text("delay=0.02")
+    switch.write_text("delay=0.01")
     flags = (f"--shared-dir={tmp_path / 'shared'}", *MEMORY, *ssd(tmp_path))
     with (
         service("tests.support.failing_cache", str(switch), *flags, folder=tmp_path) as process,

@@ -180,3 +180,26 @@ def test_a_failed_write_of_a_swap_is_a_miss() -> None:
     assert device.where(CHAIN) == (4, 0, 0)
     assert device.board(1, CHAIN, load=4).code is OK
     assert device.rig.tiers.usage().ssd.pinned == 0
+
+
+@pytest.mark.parametrize("tier", [Tier.CPU, Tier.SSD])
+def test_a_swap_does_not_wait_for_a_copy_whose_block_was_evicted(tier: Tier) -> None:
+    limits = TierLimits(cpu_slots=16, ssd_slots=16)
+    device = running(limits)
+    device.release(1)
+    device.cache(1, CHAIN)
+    device.release(1)
+    order = next(iter(device.stores.values()))  # its end is a place of the SSD
+    device.evict_all()
+    device.cache(9, prompt(77))  # so that the chain gets other blocks
+    device.cache(1, CHAIN)
+    assert device.swap(1, tier).pinned_blocks == 4
+    device.store(order.ticket)
+    device.rig.idle()
+    device.release(9)
+    assert device.answer.counts.leaving == 0
+    device.evict_all()
+    cpu, ssd = device.where(CHAIN)[1:]
+    assert cpu + ssd == 4
+    assert device.load(device.board(3, CHAIN, load=4).ticket) == 4
+    assert device.right()

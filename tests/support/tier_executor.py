@@ -270,7 +270,7 @@ class TierExecutor(Client):
 
     def tier(self, tier: Tier) -> pb.TierStatus:
         """What it says of a tier."""
-        return next(each for each in self.status().tiers if each.tier == tier)
+        return next(each for each in self.status().tiers if Tier(each.tier) is tier)
 
     def audit(self) -> None:
         """It finds nothing."""
