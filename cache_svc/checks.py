@@ -45,12 +45,15 @@ def check(batch: Batch, total: int, block_tokens: int) -> None:
     for fork in batch.forks:
         _request(fork.request, "forks.request")
         _blocks((fork.block,), total, "forks.block")
+    checked: dict[RequestId, Sequence[Key]] = {}
     for acquire in batch.acquires:
         _request(acquire.request, "acquires.request")
         _chain(acquire.keys, "acquires.keys")
+        checked[acquire.request] = acquire.keys
     for reserve in batch.reserves:
         _request(reserve.request, "reserves.request")
-        _chain(reserve.keys, "reserves.keys")
+        if checked.get(reserve.request) is not reserve.keys:
+            _chain(reserve.keys, "reserves.keys")
     _once([op.request for op in batch.acquires], "acquires.request")
     _once([op.request for op in batch.reserves], "reserves.request")
 
