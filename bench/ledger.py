@@ -1,6 +1,6 @@
 """What block accounting costs: a step's Apply and the look-up of a long prompt, beside vLLM 0.33's KVCacheManager.
 
-    python -m bench.ledger [--quick] [--rounds 5] [--steps 40] [--no-vllm]
+    python -m bench.ledger [--quick] [--rounds 20] [--steps 8] [--no-vllm]
 
 A step of 256 rows: 4 end, 16 complete a block, 16 begin one, 4 with prompts of 512 blocks of 16 tokens are admitted.
 Ours: one batch with all of it, to a `Ledger` in this process, and over gRPC, on the one long stream of the executor's
@@ -206,14 +206,14 @@ def ratios(found: dict[int, dict[str, float]]) -> dict[str, float | None]:
 def main(arguments: Sequence[str]) -> int:
     """Measures and prints."""
     parser = argparse.ArgumentParser(prog="python -m bench.ledger", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="one round")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--quick", action="store_true", help="three rounds")
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--no-vllm", action="store_true", help="ours only")
     options = parser.parse_args(arguments)
     sys.setswitchinterval(SWITCH_S)
     print(f"us, medians; {load_average()}", flush=True)
-    found = measure(1 if options.quick else options.rounds, options.steps, not options.no_vllm)
+    found = measure(3 if options.quick else options.rounds, options.steps, not options.no_vllm)
     print(load_average())
     print(json.dumps(ratios(found)))
     return 0

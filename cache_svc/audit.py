@@ -81,7 +81,7 @@ def _index(ledger: Ledger) -> Iterator[str]:
         if index.key[block] != key:
             yield f"block {block} is found under a key that is not its own"
         parent_key = index.parent_key[block]
-        if parent_key is None or index.content[block] is None:
+        if parent_key is None or index.token_ids[block] is None or index.origin[block] is None:
             yield f"sealed block {block} lacks a parent key or content"
             continue
         parent = index.sealed.get(parent_key, NO_BLOCK)
@@ -138,8 +138,8 @@ def _pending(ledger: Ledger) -> Iterator[str]:
 def _contents(ledger: Ledger) -> Iterator[str]:
     index = ledger.blocks.index
     for key, block in index.sealed.items():
-        content, parent_key = index.content[block], index.parent_key[block]
-        if content is None or parent_key is None:
+        token_ids, parent_key = index.token_ids[block], index.parent_key[block]
+        if token_ids is None or parent_key is None:
             continue
-        if hashlib.sha256(parent_key + content.token_ids).digest() != key:
+        if hashlib.sha256(parent_key + token_ids).digest() != key:
             yield f"the key of block {block} is not the digest of its parent key and token ids"

@@ -152,6 +152,15 @@ class BlockTable:
         adopted = self.index.add(block, key, parent_key, content)
         self.eviction.sealed(block, adopted)
 
+    def seal_run(self, blocks: Sequence[int], keys: Sequence[Key], parent_key: Key, content: Content) -> None:
+        """WRITING -> SEALED for consecutive blocks of a chain, with the content of all; none has orphans."""
+        name, state = self.name, self.state
+        for block in blocks:
+            name[block] = None
+            state[block] = SEALED
+        self.index.add_run(blocks, keys, parent_key, content)
+        self.eviction.sealed_run(blocks)
+
     def hold(self, blocks: Iterable[int]) -> None:
         """One more holder of each: CACHED -> SEALED; WRITING and SEALED ones stay what they are."""
         state, holders, held = self.state, self.holders, self.eviction.held
@@ -165,8 +174,9 @@ class BlockTable:
         """One holder less of each: without any, SEALED -> CACHED and WRITING -> FREE."""
         state, holders, rested = self.state, self.holders, self.eviction.rested
         for block in blocks:
-            holders[block] -= 1
-            if holders[block]:
+            left = holders[block] - 1
+            holders[block] = left
+            if left:
                 continue
             if state[block] is SEALED:
                 state[block] = CACHED
@@ -196,7 +206,10 @@ class BlockTable:
             if self.evicting is not None:
                 self.evicting(evicted)
             self.index.remove(evicted)
-            self._freed(evicted)
+            handle = self.handle
+            for block in evicted:
+                handle[block] += NEXT_GENERATION  # type: ignore[call-overload]
+            free += evicted
             self.evicted += len(evicted)
         keep = len(free) - wanted
         taken = free[keep:]

@@ -34,9 +34,10 @@ class Boardings(Requests):
         if len(found) < op.least_blocks:
             self._fall(request)
             return Boarding(request, (), ResultCode.LOST)
-        fresh = dict.fromkeys(block for block in found if block not in holding.blocks)
+        held = holding.blocks
+        fresh = [block for block in found if block not in held] if held else found
         self.blocks.hold(fresh)
-        holding.blocks.update(fresh)
+        held.update(dict.fromkeys(fresh))
         boarding = self._boarding[request] = Boarding(request, op.keys, OK, found)
         self._join(boarding, holding)
         self.joins.forget(request)
@@ -72,7 +73,8 @@ class Boardings(Requests):
             return ReserveResult(ResultCode.SHORT, (), short)
         new = self.blocks.reserve(need)
         fresh = not (holding.own or holding.joins or holding.private)
-        named = self._name(request, holding, op.keys, new)
+        first = 0 if boarding is None or boarding.keys is not op.keys else len(boarding.found)  # these it holds
+        named = self._name(request, holding, op.keys[first:], new)
         holding.blocks.update(dict.fromkeys(new))
         self.hit_blocks += len(boarding.found) if boarding is not None else 0
         opened = None if self.below is None else self._board_below(op, holding, boarding, named if fresh else (), new)

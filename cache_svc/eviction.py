@@ -43,6 +43,14 @@ class EvictionOrder:
         self.unready[block] = sum(child not in self.order for child in adopted) if adopted else 0
         self._unready_behind(self.parent[block])
 
+    def sealed_run(self, blocks: Sequence[int]) -> None:
+        """Consecutive blocks of a chain were sealed and are held; nothing stands behind them yet."""
+        unready = self.unready
+        for block in blocks:
+            unready[block] = 1
+        unready[blocks[-1]] = 0
+        self._unready_behind(self.parent[blocks[0]])
+
     def held(self, block: int) -> None:
         """A cached block got a holder."""
         if block in self.order:

@@ -38,17 +38,19 @@ class Content:
 class Index:
     """Key to block, and the tree of blocks.
 
-    Lists are indexed by block id. For a block without a `key` the other lists mean nothing.
+    Lists are indexed by block id. For a block without a `key` the other lists mean nothing. Token ids and origin stand
+    in lists of their own: an object a block would cost as much as all the rest, and the collector time.
     """
 
-    __slots__ = ("content", "key", "orphans", "parent", "parent_key", "sealed")
+    __slots__ = ("key", "origin", "orphans", "parent", "parent_key", "sealed", "token_ids")
 
     def __init__(self, total: int) -> None:
         self.sealed: dict[Key, int] = {}
         self.key: list[Key | None] = [None] * total
         self.parent: list[int] = [NO_BLOCK] * total
         self.parent_key: list[Key | None] = [None] * total
-        self.content: list[Content | None] = [None] * total
+        self.token_ids: list[bytes | None] = [None] * total
+        self.origin: list[Origin | None] = [None] * total
         self.orphans: dict[Key, dict[int, None]] = {}
 
     def find(self, keys: Sequence[Key]) -> list[int]:
@@ -66,7 +68,8 @@ class Index:
         """Enters a block under a key that is not sealed; returns the orphans that became its children."""
         self.sealed[key] = block
         self.key[block] = key
-        self.content[block] = content
+        self.token_ids[block] = content.token_ids
+        self.origin[block] = content.origin
         self.parent_key[block] = parent_key
         parent = self.sealed.get(parent_key, NO_BLOCK)
         self.parent[block] = parent
@@ -78,6 +81,26 @@ class Index:
         for child in adopted:
             self.parent[child] = block
         return adopted
+
+    def add_run(self, blocks: Sequence[int], keys: Sequence[Key], parent_key: Key, content: Content) -> None:
+        """Enters consecutive blocks of a chain with the content of all; no key is sealed, and none has orphans."""
+        ids, origin = content.token_ids, content.origin
+        size = len(ids) // len(blocks)
+        self.sealed.update(zip(keys, blocks, strict=True))
+        key_of, ids_of, origin_of = self.key, self.token_ids, self.origin
+        parent_key_of, parent_of = self.parent_key, self.parent
+        parent = self.sealed.get(parent_key, NO_BLOCK)
+        if parent == NO_BLOCK:
+            self.orphans.setdefault(parent_key, {})[blocks[0]] = None
+        at = 0
+        for block, key in zip(blocks, keys, strict=True):
+            key_of[block] = key
+            ids_of[block] = ids[at : at + size]
+            origin_of[block] = origin
+            parent_key_of[block] = parent_key
+            parent_of[block] = parent
+            parent, parent_key = block, key
+            at += size
 
     def remove(self, blocks: Iterable[int]) -> None:
         """Forgets blocks that have no children, or whose children are removed before them."""
@@ -113,6 +136,11 @@ class Index:
     def entries(self) -> Iterator[tuple[Key, Key, Origin]]:
         """Key, parent key and origin of all blocks."""
         for key, block in self.sealed.items():
-            parent_key, content = self.parent_key[block], self.content[block]
-            if parent_key is not None and content is not None:
-                yield key, parent_key, content.origin
+            parent_key, origin = self.parent_key[block], self.origin[block]
+            if parent_key is not None and origin is not None:
+                yield key, parent_key, origin
+
+    def content_of(self, block: int) -> Content | None:
+        """What a sealed block holds."""
+        ids, origin = self.token_ids[block], self.origin[block]
+        return None if ids is None or origin is None else Content(ids, origin)

@@ -135,6 +135,14 @@ class WatchedIndex(Index):
         self.journal.stored(self.medium, key, parent_key, content)
         return super().add(block, key, parent_key, content)
 
+    def add_run(self, blocks: Sequence[int], keys: Sequence[Key], parent_key: Key, content: Content) -> None:
+        """See Index."""
+        size = len(content.token_ids) // len(keys)
+        for at, (parent, key) in enumerate(zip((parent_key, *keys), keys, strict=False)):
+            part = Content(content.token_ids[at * size : (at + 1) * size], content.origin)
+            self.journal.stored(self.medium, key, parent, part)
+        super().add_run(blocks, keys, parent_key, content)
+
     def remove(self, blocks: Iterable[int]) -> None:
         """See Index."""
         gone = list(blocks)
@@ -177,7 +185,7 @@ class Feed:
     def snapshot(self, blocks: int) -> Iterator[tuple[int | None, list[Event]]]:
         """All that there is at the time of this call, with at most so many blocks in each part."""
         copies = [
-            (rank, medium, [(key, index.parent_key[at], index.content[at]) for key, at in index.sealed.items()])
+            (rank, medium, [(key, index.parent_key[at], index.content_of(at)) for key, at in index.sealed.items()])
             for (rank, medium), index in self.indexes.items()
         ]
         return (

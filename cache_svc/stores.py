@@ -59,7 +59,7 @@ class Stores:
     def entry(self, block: int) -> Entry:
         """What a sealed device block holds."""
         index = self.table.index
-        key, parent, content = index.key[block], index.parent_key[block], index.content[block]
+        key, parent, content = index.key[block], index.parent_key[block], index.content_of(block)
         assert key is not None and parent is not None and content is not None
         return Entry(key, parent, content, self.fingerprint)
 

@@ -9,7 +9,6 @@ import pytest
 from cache_svc.audit import MAX_FINDINGS, audit
 from cache_svc.blocks import CACHED, FREE, SEALED
 from cache_svc.holding import Holding
-from cache_svc.index import Content
 from cache_svc.ledger import Ledger
 from jitney.block_ops import Block, RequestId
 from jitney.keys import Key
@@ -44,7 +43,7 @@ FAULTS: dict[str, Callable[[Ledger], object]] = {
     "a wrong handle": lambda ledger: ledger.blocks.handle.__setitem__(1, Block(1 << 32)),
     "a key not found": lambda ledger: ledger.blocks.index.sealed.pop(prompt(1).keys[0]),
     "a wrong parent": lambda ledger: ledger.blocks.index.parent.__setitem__(3, 0),
-    "no content": lambda ledger: ledger.blocks.index.content.__setitem__(3, None),
+    "no content": lambda ledger: ledger.blocks.index.token_ids.__setitem__(3, None),
     "an orphan lost": lambda ledger: ledger.blocks.index.orphans.clear(),
     "parents first": _swap_order,
     "not evictable any more": lambda ledger: ledger.blocks.eviction.order.popitem(),
@@ -54,10 +53,7 @@ FAULTS: dict[str, Callable[[Ledger], object]] = {
     "pending and sealed": lambda ledger: ledger.pending.owner.__setitem__(prompt(1).keys[0], RequestId(2)),
     "a join forgotten": lambda ledger: ledger.pending.joiners.clear(),
     "nobody computes": lambda ledger: ledger.pending.owner.clear(),
-    "other content": lambda ledger: ledger.blocks.index.content.__setitem__(
-        3,
-        Content(b"x" * 16, ledger.blocks.index.content[2].origin),  # type: ignore[union-attr]
-    ),
+    "other content": lambda ledger: ledger.blocks.index.token_ids.__setitem__(3, b"x" * 16),
 }
 
 

@@ -46,7 +46,7 @@ def truth(feed: Feed) -> dict[tuple[int | None, str], dict[bytes, tuple[bytes | 
     for (rank, medium), index in feed.indexes.items():
         known: dict[bytes, tuple[bytes | None, tuple[int, ...]]] = {}
         for key, at in index.sealed.items():
-            content, parent = index.content[at], index.parent_key[at]
+            content, parent = index.content_of(at), index.parent_key[at]
             assert content is not None and parent is not None
             before = None if feed.roots.is_root(parent, content.origin) else parent
             known[key] = (before, tuple(np.frombuffer(content.token_ids, "<i4").tolist()))
