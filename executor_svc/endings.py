@@ -43,6 +43,7 @@ class Endings:
         self._situation.ended(request, outcome)
         self._counters.outcomes[outcome] += 1
         self._registry.end(request)
+        self._apply.tails.leave(request)  # those that wait for it go on by themselves, even if it stays as padding
         if pads:
             self.padding.append(request)
         elif step_in_flight and request.last_launched_step == step_in_flight:

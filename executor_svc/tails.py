@@ -234,7 +234,7 @@ class Tails:
             self._registry.waits_for[heir.slot] = 0
 
     def leave(self, request: LiveRequest) -> None:
-        """The row lets go of all that it has."""
+        """The row has ended, or lets go of all that it has."""
         if not request.siblings:
             return
         for heir in self._heirs.pop(request.id, ()):

@@ -152,3 +152,32 @@ def test_the_mixes_drawn_do_preempt_and_hit(model: CpuModel) -> None:
     for ask, watched in zip(asked, together, strict=True):
         (alone,) = run(model, [ask], step=CONTEXT, chunk=CONTEXT, rows=1, blocks=POOL_BLOCKS)
         assert said(watched) == said(alone)
+
+
+@pytest.mark.parametrize("blocks", [20, POOL_BLOCKS])
+def test_each_choice_of_a_prompt_says_what_it_would_say_alone(model: CpuModel, blocks: int) -> None:
+    """Tokens and log-probabilities, with the partly filled block of the prompt shared and copied; with few blocks,
+    preempted too."""
+    prompt = Ask(1, 40, 4, 24, 7, 0.0, 0).prompt
+    drawn = Sampling(temperature=0.9, top_p=0.95, seed=7)
+
+    def simulation(blocks: int) -> Simulation:
+        limits = Settings(
+            max_step_tokens=256, max_rows=8, block_tokens=BLOCK_TOKENS, context_tokens=CONTEXT, chunk_cap_tokens=17
+        )
+        sim = Simulation(limits, blocks, model=lambda clock: ComputedModel(clock, model))
+        sim.cache.audits = False
+        return sim
+
+    sim = simulation(blocks)
+    choices = sim.submit_choices(prompt, 24, 5, sampling=drawn, logprobs=3)
+    sim.run_until_idle()
+    sim.check_clean()
+    for choice, watched in enumerate(choices):
+        alone = simulation(POOL_BLOCKS)
+        (same,) = alone.submit_choices(prompt, 24, 1, first_choice=choice, sampling=drawn, logprobs=3)
+        alone.run_until_idle()
+        assert said(watched) == said(same)
+    assert len({tuple(watched.answer.token_ids) for watched in choices}) == 5
+    preemptions = sum(watched.answer.finish.preemptions for watched in choices if watched.answer.finish)
+    assert (preemptions > 0) == (blocks < POOL_BLOCKS)

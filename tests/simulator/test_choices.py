@@ -20,7 +20,7 @@ from executor_svc.live_request import LiveRequest, State
 from executor_svc.planning import build_plan, fit
 from executor_svc.request import FinishReason, Sampling
 from executor_svc.step_plan import StepPlan
-from jitney.snapshot import Settings
+from jitney.snapshot import Batching, Settings
 from simulator.model import default_step_time
 from simulator.simulation import Simulation, Watched
 from tests.support.gold import gold
@@ -129,6 +129,22 @@ def test_short_answers_and_stops(most: int) -> None:
             assert finish.reason is FinishReason.STOP
         else:
             assert (watched.answer.token_ids, finish.reason) == (whole, FinishReason.LENGTH)
+    watcher.sim.check_clean()
+
+
+@pytest.mark.parametrize("batching", [Batching.STATIC_PADDED, Batching.STATIC_DROPPING])
+def test_a_static_batch_gives_the_same_tokens(batching: Batching) -> None:
+    """Ended rows stay as padding there; those that wait for such a one do not wait for its end."""
+    watcher = Watcher(replace(ROOMY, batching=batching))
+    first = said(22, 6, 0)[0]
+    short = watcher.choices(22, 1, 3)
+    stopped = watcher.choices(22, 6, 4, stop_token_ids=[first])
+    watcher.sim.run_until_idle()
+    check(short)
+    assert stopped[0].answer.token_ids == [first]
+    assert [w.answer.token_ids for w in stopped[1:] if first not in said(22, 6, w.request.submission.choice)] == [
+        said(22, 6, choice) for choice in (1, 2, 3) if first not in said(22, 6, choice)
+    ]
     watcher.sim.check_clean()
 
 

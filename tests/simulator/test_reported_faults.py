@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from executor_svc.request import FinishReason
+from executor_svc.request import FinishReason, Sampling
 from jitney.snapshot import Outcome, Settings
 from simulator.simulation import Simulation
 from tests.support.gold import gold
@@ -182,6 +182,24 @@ def test_10_equal_priority_and_arrival_keep_the_order_of_submission() -> None:
     first = [each.token_times_us[0] for each in watched]
     assert first == sorted(first)
     sim.check_clean()
+
+
+def test_10_ties_of_requests_of_several_choices() -> None:
+    """Choices of one request tie with each other and with everybody else: the order is that of submission, and of
+    choices."""
+    for policy in (under("priority"), None):
+        sim = Simulation(SETTINGS, pool_blocks=400, policy=policy)
+        for i in range(200):
+            sampling = Sampling(temperature=1.0, seed=i)
+            sim.submit_choices(prompt(i, 8), 2, 1 + i % 4 // 3 * 2, at_us=5000, priority=7, sampling=sampling)
+        sim.run_until_idle()
+        boarded = [(each.request.first_row_us, each.request.id) for each in sim.watched]
+        hosts = [each for each in boarded if sim.watched[each[1] - 1].request.submission.choice == 0]
+        assert hosts == sorted(hosts)
+        assert len(sim.watched) == 300
+        for each in sim.watched[::7]:
+            assert each.answer.token_ids == gold(SETTINGS, each)
+        sim.check_clean()
 
 
 def test_12_a_request_gives_the_same_tokens_in_any_company() -> None:
