@@ -24,7 +24,7 @@ import grpc
 import grpc.aio
 
 from executor_svc.ports import CacheState, Clock, Fenced, Reopened
-from jitney.block_ops import Batch, BatchAnswer, Chain, ChainHits, DeclaredBlock, Opened, Segment
+from jitney.block_ops import Batch, BatchAnswer, Chain, ChainHits, DeclaredBlock, Opened, RequestId, Segment
 from jitney.cache.v1 import cache_pb2 as pb
 from jitney.cache.v1 import cache_pb2_grpc
 from jitney.cache_codec import (
@@ -34,6 +34,7 @@ from jitney.cache_codec import (
 )
 from jitney.chain_codec import decode_hits, encode_chains, encode_declared
 from jitney.errors import Aborted, Away, Conflict, Expired, JitneyError
+from jitney.keys import Key
 from jitney.serving import logs
 from jitney.serving.channels import channel
 from jitney.serving.status import from_rpc_error
@@ -41,6 +42,7 @@ from jitney.ticket_codec import decode_event, encode_call
 from jitney.ticket_ops import TicketCall, TicketEvent
 
 MAX_UNANSWERED = 8
+NOBODY = RequestId(0)
 _CALL_TIMEOUT_S = 5.0
 _OPEN_TIMEOUT_S = 60.0
 """The first Open makes the CPU tier: its pages are touched."""
@@ -157,6 +159,11 @@ class CacheClient:
         return hits
 
     # The asyncio side.
+
+    async def find(self, keys: Sequence[Key]) -> ChainHits:
+        """How much of a chain there is, for somebody who asks. Away if the cache does not answer."""
+        request = encode_chains(self._pool.executor, [Chain(NOBODY, keys)])
+        return decode_hits(await self._call(self._stub.Lookup, request))[0]
 
     async def open(self, timeout_s: float = 30.0) -> None:
         """Opens the cache, and keeps it open from here on. Away if it does not answer in time, Conflict if a higher

@@ -72,9 +72,7 @@ class Door:
     def admit(self, request: pb.GenerateRequest, time_left_us: int | None = None) -> Entry:
         """Validates; what is cheap to check comes first. `time_left_us`: what the call itself has left, if it has a
         deadline. Raises InvalidRequest, TooLarge (the message) or Conflict (a resume of another model's answer)."""
-        if (size := request.ByteSize()) > self._limits.request_bytes:
-            what = f"the request has {size} bytes, at most {self._limits.request_bytes} are taken"
-            raise TooLarge(what, field="request", limit=self._limits.request_bytes, value=size)
+        self._refuse_large(request)
         _refuse_unbuilt(request)
         client_id = checks.name("request_id", request.request_id, self._limits.request_id_bytes)
         stop_ids = self._stop_ids(request)
@@ -122,6 +120,14 @@ class Door:
             field = f"resume.choices[{choice}]" if n > 1 else "resume"
             choices.append(Asked(one, *take_up(one, text, text_bytes, field)))
         return Entry(started, choices)
+
+    def prompt(self, request: pb.GenerateRequest) -> tuple[I32, str]:
+        """Token ids and salt only. Raises as `admit` does."""
+        self._refuse_large(request)
+        salt = checks.short("salt", request.salt, self._limits.salt_bytes)
+        ids = self._prompt(request)
+        self._refuse_long(len(ids))
+        return ids, salt
 
     def _sampling(self, asked: pb.Sampling) -> Sampling:
         """All but the seed."""
@@ -208,6 +214,11 @@ class Door:
             turns.append(Turn(message.role, message.content, ids.tolist()))
         self._refuse_endless("chat", "".join(t.content for t in turns))
         return self._tokenizer.encode_chat(turns)
+
+    def _refuse_large(self, request: pb.GenerateRequest) -> None:
+        if (size := request.ByteSize()) > self._limits.request_bytes:
+            what = f"the request has {size} bytes, at most {self._limits.request_bytes} are taken"
+            raise TooLarge(what, field="request", limit=self._limits.request_bytes, value=size)
 
     def _refuse_endless(self, field: str, text: str) -> None:
         """Before any work: text that can be known to be over the context by its size alone."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from executor_svc import wire
+from executor_svc.cache_explained import explained
 from executor_svc.door import Asked, Door, Entry
 from executor_svc.engine import EngineStatus
 from executor_svc.limits import Limits
@@ -21,9 +22,11 @@ from executor_svc.request import Answer, Finish, FinishReason, Submission, whole
 from executor_svc.situation import Reads
 from executor_svc.streaming import Bells, Cursor
 from executor_svc.traced_model import RequestSpans
+from jitney.block_ops import ChainHits
 from jitney.errors import Aborted, Away, Expired, JitneyError, Missing, TooLarge
 from jitney.executor.v1 import executor_pb2 as pb
 from jitney.executor.v1 import executor_pb2_grpc
+from jitney.keys import Key, Root, chain
 from jitney.scheduler.v1 import scheduler_pb2
 from jitney.serving import tracing
 from jitney.snapshot import PolicyChoice, Snapshot
@@ -55,6 +58,12 @@ class Advice(Protocol):
         """Returns what it reads if a scheduler decides by it."""
 
 
+class FindsChains(Protocol):
+    """The cache's client, as far as the server uses it."""
+
+    async def find(self, keys: Sequence[Key]) -> ChainHits: ...
+
+
 @dataclass(frozen=True, slots=True)
 class _Opened:
     """A request that was let in, and what its reader needs: of each choice its answer, None if it had ended before."""
@@ -80,6 +89,7 @@ class Parts:
     door: Door
     advice: Advice
     info: pb.GetModelInfoResponse
+    cache: FindsChains
     spans: RequestSpans = field(default_factory=dict)  # of requests that no step has run yet, while traced
 
 
@@ -175,6 +185,20 @@ class ExecutorService(executor_pb2_grpc.ExecutorServicer):
         request_id, snapshot, history = self._parts.engine.explain(request.request_id)
         explanation = await self._explanation(request_id, snapshot)
         return pb.ExplainRequestResponse(explanation=explanation, history=history)
+
+    async def ExplainCache(self, request: pb.ExplainCacheRequest, context: Any) -> pb.ExplainCacheResponse:
+        """How much of a prompt is cached, and where it leaves the cached prefix."""
+        parts = self._parts
+        info = parts.info
+
+        def keys() -> tuple[int, list[Key]]:
+            ids, salt = parts.door.prompt(request.request)
+            root = Root(salt, info.version, "", info.fingerprint)
+            return len(ids), chain(root.key(), ids, info.block_tokens)
+
+        tokens, found = await asyncio.wrap_future(self._threads.submit(keys))
+        hits = await parts.cache.find(found)
+        return explained(tokens, info.block_tokens, hits, found[-1] if found else None, info.version)
 
     async def _explanation(self, request_id: int, snapshot: Snapshot | None) -> scheduler_pb2.Explanation:
         if snapshot is None:

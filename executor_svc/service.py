@@ -88,14 +88,14 @@ class Executor:
         tokenizer, model = await asyncio.to_thread(load_model, self._config)
         info = model.info
         self._log.info("model", **_described(info))
-        engine, scheduler = await self._start_engine(model, info)
+        engine, scheduler, cache = await self._start_engine(model, info)
         advice = SchedulerAdvice(self._config.schedulers, engine.preview, self._config.scheduler_ca)
         self._closing.push_async_callback(advice.close)
         engine.loop.situation.tenants = tenants
         engine.loop.situation.shows_all = self._recorder is not None
         limits = self._config.limits()
         door = Door(tokenizer, info, limits, tenants)
-        parts = Parts(engine, door, advice, wire.model_info(info, tokenizer, limits), self._spans)
+        parts = Parts(engine, door, advice, wire.model_info(info, tokenizer, limits), cache, self._spans)
         scheduler.start()
         self._closing.push_async_callback(scheduler.close)
         engine.start()
@@ -116,7 +116,7 @@ class Executor:
         """Ends everything that `prepare` began."""
         await self._closing.aclose()
 
-    async def _start_engine(self, model: CpuModel, info: ModelInfo) -> tuple[Engine, SchedulerClient]:
+    async def _start_engine(self, model: CpuModel, info: ModelInfo) -> tuple[Engine, SchedulerClient, CacheClient]:
         """Opens the cache and builds the loop around it."""
         config, clock = self._config, MonotonicClock()
         lock = LockFile(
@@ -173,7 +173,7 @@ class Executor:
             model_version=info.version,
             fingerprint=info.fingerprint,
         )
-        return engine, scheduler
+        return engine, scheduler, cache
 
     async def _follow_policy(self, engine: Engine, advice: SchedulerAdvice) -> None:
         """Sends what the configured policy reads and no more, as soon as a scheduler has said which they are."""

@@ -1,11 +1,11 @@
-"""The command line: `jitney serve | demo | generate | chat | status | explain | replay | what-if | shadow | lengths |
-model | policy`."""
+"""The command line: `jitney serve | demo | generate | chat | status | explain | audit | replay | what-if | shadow |
+cache | lengths | model | policy`."""
 
 from __future__ import annotations
 
 import typer
 
-from jitney.cli import lengths, logs, model, policy
+from jitney.cli import cache, lengths, logs, model, policy
 from jitney.cli.chat import chat
 from jitney.cli.common import Group
 from jitney.cli.demo import demo
@@ -20,9 +20,11 @@ app.command()(generate)
 app.command()(chat)
 app.command()(status)
 app.command()(policy.explain)
+app.command()(cache.audit)
 app.command()(logs.replay)
 app.command()(logs.what_if)
 app.command()(logs.shadow)
+app.add_typer(cache.app, name="cache")
 app.add_typer(lengths.app, name="lengths")
 app.add_typer(model.app, name="model")
 app.add_typer(policy.app, name="policy")

@@ -16,6 +16,7 @@ from jitney.client.sync import Answer, Chat, Client
 from jitney.client.types import (
     GREEDY,
     BlockCounts,
+    CachedPrefix,
     Choice,
     ChoiceEnd,
     Completion,
@@ -46,6 +47,7 @@ __all__ = [
     "AsyncChat",
     "AsyncClient",
     "BlockCounts",
+    "CachedPrefix",
     "Chat",
     "Choice",
     "ChoiceEnd",

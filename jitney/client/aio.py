@@ -18,6 +18,7 @@ from jitney.client.chat import AsyncChat
 from jitney.client.retry import Patience, RetryPolicy, as_error, is_lost
 from jitney.client.types import (
     GREEDY,
+    CachedPrefix,
     Completion,
     Explanation,
     Message,
@@ -103,6 +104,10 @@ class AsyncClient:
         """Why a live request is where it is. Raises Missing if there is none of that id."""
         request = pb.ExplainRequestRequest(request_id=request_id)
         return wire.explanation(await self._unary("ExplainRequest", request))
+
+    async def explain_cache(self, prompt: Prompt, salt: str = "") -> CachedPrefix:
+        """How much of a prompt is cached, and where it leaves the cached prefix."""
+        return wire.cached_prefix(await self._unary("ExplainCache", wire.explain_cache_request(prompt, salt)))
 
     def _answer(
         self, prompt: Prompt, options: Options, on_finished: OnFinished | None, request_id: str = ""

@@ -47,13 +47,13 @@ class Patience:
         return wait_s
 
 
-def as_error(error: grpc.RpcError, target: str) -> JitneyError:
-    """What the executor said; of a connection that failed, one sentence that names the target."""
+def as_error(error: grpc.RpcError, target: str, who: str = "executor") -> JitneyError:
+    """What the executor (or `who`) said; of a connection that failed, one sentence that names the target."""
     found = from_rpc_error(error)
     if not isinstance(found, Away) or _has_details(error):
         return found
     why = found.message.rsplit(": ", 1)[-1].rstrip(".")
-    return Away(f"no executor answers at {target} ({why})", field="target", value=target)
+    return Away(f"no {who} answers at {target} ({why})", field="target", value=target)
 
 
 def _has_details(error: grpc.RpcError) -> bool:

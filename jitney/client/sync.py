@@ -15,6 +15,7 @@ from jitney.client.chat import AsyncChat
 from jitney.client.retry import RetryPolicy
 from jitney.client.types import (
     GREEDY,
+    CachedPrefix,
     Completion,
     Event,
     Explanation,
@@ -225,3 +226,7 @@ class Client:
     def explain(self, request_id: str) -> Explanation:
         """Why a live request is where it is."""
         return self._loop.run(self._client.explain(request_id))
+
+    def explain_cache(self, prompt: Prompt, salt: str = "") -> CachedPrefix:
+        """How much of a prompt is cached, and where it leaves the cached prefix."""
+        return self._loop.run(self._client.explain_cache(prompt, salt))

@@ -271,6 +271,27 @@ class Status:
 
 
 @dataclass(frozen=True, slots=True)
+class CachedPrefix:
+    """How much of a prompt is cached. Tokens stand one behind the other, from its start on, in whole blocks."""
+
+    prompt_tokens: int
+    block_tokens: int
+    device_tokens: int
+    cpu_tokens: int
+    ssd_tokens: int
+    pending_tokens: int  # behind those on the device: another request computes them now
+    hit_tokens: int  # what a request would be spared at most
+    sentence: str
+    prefix_key: bytes  # of its last whole block; empty: it has none
+    model_version: str
+
+    @property
+    def cached_tokens(self) -> int:
+        """Where the prompt leaves the cached prefix."""
+        return self.device_tokens + self.cpu_tokens + self.ssd_tokens
+
+
+@dataclass(frozen=True, slots=True)
 class Explanation:
     """Why one live request is where it is."""
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from jitney.client.types import (
     BlockCounts,
+    CachedPrefix,
     Choice,
     ChoiceEnd,
     Completion,
@@ -286,4 +287,27 @@ def explanation(answer: pb.ExplainRequestResponse) -> Explanation:
         available=said.available,
         ahead=said.ahead,
         history=tuple(answer.history),
+    )
+
+
+def explain_cache_request(prompt: Prompt, salt: str) -> pb.ExplainCacheRequest:
+    """How much of the prompt is cached. Raises InvalidRequest for what a message cannot hold."""
+    request = pb.ExplainCacheRequest()
+    request.request.CopyFrom(generate_request(prompt, Options(salt=salt), ""))
+    return request
+
+
+def cached_prefix(answer: pb.ExplainCacheResponse) -> CachedPrefix:
+    """How much of a prompt is cached."""
+    return CachedPrefix(
+        prompt_tokens=answer.prompt_tokens,
+        block_tokens=answer.block_tokens,
+        device_tokens=answer.device_tokens,
+        cpu_tokens=answer.cpu_tokens,
+        ssd_tokens=answer.ssd_tokens,
+        pending_tokens=answer.pending_tokens,
+        hit_tokens=answer.hit_tokens,
+        sentence=answer.sentence,
+        prefix_key=answer.prefix_key,
+        model_version=answer.model_version,
     )

@@ -179,6 +179,34 @@ def test_a_stream_from_start_to_finish(services: Supervisor, tokenizer: Tokenize
     run(services, test)
 
 
+def test_explain_cache_says_where_a_prompt_leaves_the_cached_prefix(services: Supervisor) -> None:
+    ids = list(range(200, 240))
+
+    async def asked(stub: Any, prompt: list[int], salt: str = "") -> pb.ExplainCacheResponse:
+        request = pb.GenerateRequest(token_ids=pb.TokenIds(ids=prompt), salt=salt)
+        found: pb.ExplainCacheResponse = await stub.ExplainCache(pb.ExplainCacheRequest(request=request))
+        return found
+
+    async def test(stub: Any) -> None:
+        assert (await asked(stub, ids)).device_tokens == 0
+        await stub.GenerateOnce(pb.GenerateRequest(token_ids=pb.TokenIds(ids=ids), max_tokens=1))
+        deadline = time.monotonic() + 10
+        while (found := await asked(stub, ids)).device_tokens < 32 and time.monotonic() < deadline:
+            await asyncio.sleep(0.01)
+        assert (found.prompt_tokens, found.block_tokens, found.device_tokens, found.hit_tokens) == (40, 16, 32, 32)
+        assert "at token 32, where its last, unfilled block begins" in found.sentence
+        assert len(found.prefix_key) == 32 and found.model_version
+        parts = await asked(stub, [*ids[:16], *ids[:16]])
+        assert (parts.device_tokens, parts.hit_tokens) == (16, 16) and "at token 16: " in parts.sentence
+        assert (await asked(stub, ids, "other")).device_tokens == 0
+        error = await refusal(stub.ExplainCache(pb.ExplainCacheRequest()))
+        assert isinstance(error, InvalidRequest) and error.field == "prompt"
+        error = await refusal(asked(stub, [1] * CONTEXT))
+        assert isinstance(error, InvalidRequest) and error.field == "prompt"
+
+    run(services, test)
+
+
 def test_unary_and_streams_and_all_kinds_of_prompts_agree(services: Supervisor, tokenizer: Tokenizer) -> None:
     chat = "<|im_start|>user\nhow many<|im_end|>\n<|im_start|>assistant\n"
     messages = [pb.ChatMessage(role="user", content="how many")]

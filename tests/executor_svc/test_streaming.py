@@ -25,9 +25,11 @@ from executor_svc.server import DOOR_THREADS, ExecutorService, Parts
 from executor_svc.situation import Reads
 from executor_svc.streaming import Bells, Cursor
 from executor_svc.tokenizer import Tokenizer, load_tokenizer
+from jitney.block_ops import ChainHits
 from jitney.errors import Away, JitneyError, Missing, TooLarge
 from jitney.executor.v1 import executor_pb2 as pb
 from jitney.executor.v1 import executor_pb2_grpc
+from jitney.keys import Key
 from jitney.scheduler.v1 import scheduler_pb2
 from jitney.serving.calls import CallInterceptor, Gate
 from jitney.serving.status import from_rpc_error
@@ -112,6 +114,13 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return load_tokenizer(make_tiny_llama(Path(tmp_path_factory.mktemp("tiny"))))
 
 
+class PlayedCache:
+    """Has the first block of every chain on the device, and the second on the SSD."""
+
+    async def find(self, keys: Sequence[Key]) -> ChainHits:
+        return ChainHits(device_blocks=min(1, len(keys)), ssd_blocks=min(1, max(0, len(keys) - 1)))
+
+
 @dataclass
 class Rig:
     engine: PlayedEngine
@@ -125,7 +134,8 @@ class Rig:
 async def rig(tokenizer: Tokenizer, *, opened: bool = True, reader_timeout_s: float = 30.0) -> AsyncIterator[Rig]:
     engine, advice, limits, gate = PlayedEngine(), PlayedAdvice(), Limits(reader_timeout_s=reader_timeout_s), Gate()
     service = ExecutorService(limits)
-    parts = Parts(engine, Door(tokenizer, INFO, limits), advice, wire.model_info(INFO, tokenizer, limits))
+    info = wire.model_info(INFO, tokenizer, limits)
+    parts = Parts(engine, Door(tokenizer, INFO, limits), advice, info, PlayedCache())
     if opened:
         service.open(parts)
     server = grpc.aio.server(interceptors=[CallInterceptor(gate)])

@@ -123,7 +123,8 @@ def test_an_error_is_one_line_and_a_status(
 
 
 @pytest.mark.parametrize(
-    "words", [["generate", "x"], ["status"], ["chat"], ["explain", "x"], ["policy", "set", "fcfs"]]
+    "words",
+    [["generate", "x"], ["status"], ["chat"], ["explain", "x"], ["policy", "set", "fcfs"], ["cache", "explain", "x"]],
 )
 def test_nobody_there_is_one_line(words: list[str]) -> None:
     done = jitney(*words, "-t", "127.0.0.1:1", "--patience", "0", stdin="hello\n")

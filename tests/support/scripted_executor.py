@@ -58,6 +58,8 @@ class ScriptedExecutor(executor_pb2_grpc.ExecutorServicer):
     not_identical: bool = False
     not_ready: str = ""
     unary_failures: int = 0
+    explained: list[pb.GenerateRequest] = field(default_factory=list)
+    prefix_key: bytes = b""
 
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> AsyncIterator[pb.GenerateEvent]:
         script = self.breaks[len(self.requests)] if len(self.requests) < len(self.breaks) else None
@@ -160,6 +162,19 @@ class ScriptedExecutor(executor_pb2_grpc.ExecutorServicer):
             state="waiting", reason=scheduler_pb2.WAIT_REASON_BLOCKS, sentence=sentence, needed=37, available=12
         )
         return pb.ExplainRequestResponse(explanation=said, history=["arrived"])
+
+    async def ExplainCache(self, request: pb.ExplainCacheRequest, context: Any) -> pb.ExplainCacheResponse:
+        self.explained.append(request.request)
+        return pb.ExplainCacheResponse(
+            prompt_tokens=100,
+            block_tokens=16,
+            device_tokens=32,
+            ssd_tokens=16,
+            hit_tokens=48,
+            sentence="it leaves the cached prefix at token 48: kept no more",
+            prefix_key=self.prefix_key,
+            model_version="m",
+        )
 
     async def _break(self, script: Break, context: Any) -> None:
         if script.error is not None:
