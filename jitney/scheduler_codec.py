@@ -123,18 +123,21 @@ def encode_snapshot(snapshot: Snapshot) -> bytes:
         head.policy.tables.add(name=table.name, digest=table.digest, content=table.content)
     for field in ("settings", "blocks", "cpu", "ssd", "rates"):
         _put_scalars(getattr(head, field), getattr(snapshot, field))
-    parts = [head.SerializeToString(deterministic=True)]
+    parts: list[Any] = [head.SerializeToString(deterministic=True)]
     for target, columns in _COLUMNS_ON_WIRE:
-        body: list[bytes] = []
+        body: list[Any] = []  # bytes, and arrays, which `join` copies by itself
+        size = 0
         for field, column, tag in columns:
             array = getattr(getattr(snapshot, field), column.name)
             if len(array):
-                data = _column_bytes(column, array)
-                body += (tag, _varint(len(data)), data)
+                length = _varint(array.nbytes)
+                body += (tag, length, _checked(column, array))
+                size += len(tag) + len(length) + array.nbytes
         if target == "ended" and snapshot.ended_unlisted:
             body.append(pb.EndedTable(unlisted=snapshot.ended_unlisted).SerializeToString())
+            size += len(body[-1])
         if body:
-            parts += (_TABLE_TAG[target], _varint(sum(map(len, body))), *body)
+            parts += (_TABLE_TAG[target], _varint(size), *body)
     if snapshot.memory != PolicyMemory():
         tail = pb.Snapshot()
         _put_memory(tail.memory, snapshot.memory)
@@ -145,13 +148,9 @@ def encode_snapshot(snapshot: Snapshot) -> bytes:
 def decode_snapshot(data: bytes) -> Snapshot:
     """The snapshot of `data`, with its digest. InvalidRequest for what is not one."""
     message = _parse(pb.Snapshot, data, "snapshot")
-    if message.contract_version != CONTRACT_VERSION:
-        raise InvalidRequest(
-            f"contract_version is {message.contract_version}, this build speaks {CONTRACT_VERSION}",
-            field="contract_version",
-            limit=CONTRACT_VERSION,
-            value=message.contract_version,
-        )
+    if (version := message.contract_version) != CONTRACT_VERSION:
+        text = f"contract_version is {version}, this build speaks {CONTRACT_VERSION}"
+        raise InvalidRequest(text, field="contract_version", limit=CONTRACT_VERSION, value=version)
     tables: dict[str, Any] = {
         field: _get_table(message, kind, source) for field, (source, kind) in SNAPSHOT_TABLES.items()
     }
@@ -311,15 +310,15 @@ _COLUMNS_ON_WIRE = tuple(
 """For each table of the wire, its columns by number: field of Snapshot, column, tag."""
 
 
-def _column_bytes(column: Column, array: NDArray[Any]) -> bytes:
+def _checked(column: Column, array: NDArray[Any]) -> NDArray[Any]:
     if len(array) and array.dtype != column.dtype:
         raise TypeError(f"{column.table}.{column.name} is {array.dtype}, not {column.dtype}")
-    return array.tobytes()
+    return np.ascontiguousarray(array)
 
 
 def _put_table(message: Any, table: Table) -> None:
     for column in _COLUMNS[type(table)]:
-        setattr(message, column.name, _column_bytes(column, getattr(table, column.name)))
+        setattr(message, column.name, _checked(column, getattr(table, column.name)).tobytes())
 
 
 def _get_table(message: Any, kind: type[T], field: str) -> T:
