@@ -39,6 +39,7 @@ from jitney.snapshot import Settings, Snapshot
 
 DECIDE: Final = "/jitney.scheduler.v1.Scheduler/Decide"
 KEPT_ROUND_TRIPS: Final = 4096
+HAND_OVER_S: Final = 0.0005
 FIRST_PAUSE_S: Final = 0.05
 LONGEST_PAUSE_S: Final = 0.5
 
@@ -87,7 +88,7 @@ class SchedulerClient:
         self._record = record
         self._current = 0
         self._wake = asyncio.Event()
-        self._handed = threading.Event()
+        self._handed = threading.Event()  # the last question is on its way
         self._wanted: _Question | None = None
         self._settled: _Question | None = None  # the last one that was answered, or refused by all
         self._shown: frozenset[bytes] = frozenset()  # digests of the tables of the last snapshot that was answered
@@ -131,7 +132,7 @@ class SchedulerClient:
         with contextlib.suppress(RuntimeError):  # the asyncio loop is closed: nobody will answer
             self._handed.clear()
             self._loop.call_soon_threadsafe(self._wake.set)
-            self._handed.wait(0.0005)
+            self._handed.wait(HAND_OVER_S)  # lets the other thread write at once: it needs the interpreter for it
 
     def poll(self) -> Decision | None:
         """The decision for the last snapshot, once."""

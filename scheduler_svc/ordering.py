@@ -6,6 +6,8 @@ joined it, or would join it, and stands no later in the order (priority inherita
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from jitney.columns import I64, U64
@@ -64,13 +66,24 @@ def smallest(keys: tuple[Key, ...], ids: U64, count: int) -> I64:
         low, high = np.searchsorted(key, kth, "left"), np.searchsorted(key, kth, "right")
         below, ties = np.arange(low), np.arange(low, high)
     else:
-        kth = np.partition(key, count - 1)[count - 1]
+        kth = _kth(key, count)
         below, ties = (key < kth).nonzero()[0], (key == kth).nonzero()[0]
     room = count - len(below)
     if room < len(ties):
         ties = ties[smallest(tuple(other[ties] for other in keys[1:]), ids[ties], room)]
     rows = np.concatenate((below, ties))
     return rows[np.lexsort((ids[rows], *(other[rows] for other in keys[::-1])))]
+
+
+def _kth(key: Key, count: int) -> Any:
+    """The `count`-th smallest value. Of many, those above the `count`-th smallest of the minima of so many columns are
+    left out first: at least `count` values are not."""
+    folds = min(len(key) // (4 * count), 32)
+    if folds > 1:
+        columns = len(key) // folds
+        least = key[: folds * columns].reshape(folds, columns).min(axis=0)
+        key = key[key <= np.partition(least, count - 1)[count - 1]]
+    return np.partition(key, count - 1)[count - 1]
 
 
 def _joined(snapshot: Snapshot) -> tuple[I64, I64]:

@@ -64,7 +64,7 @@ class Fair(Policy):
     def _counters(self, snapshot: Snapshot, memory: bytes, rows: I64) -> Counters:
         """Of each tenant of the table [T]; `rows` are those of the waiting requests."""
         table = snapshot.tenants
-        weight = np.clip(table.weight, 1, WAITED - 1).astype(np.int64)
+        weight = np.minimum(np.maximum(table.weight, 1), WAITED - 1).astype(np.int64)
         cost = (
             table.served_prompt_tokens * self.value("prompt_cost")
             + table.served_cached_tokens * self.value("cached_cost")
