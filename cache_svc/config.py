@@ -34,6 +34,15 @@ class CacheConfig(ServingConfig):
         32, "Blocks of a long chain after each of which a hit on the SSD may end", minimum=1, maximum=1 << 20
     )
 
+    kv_events: str = option(
+        "",
+        "ZeroMQ address that KV events are published at, such as tcp://127.0.0.1:5557; they hold the token ids of all "
+        "prompts and answers; empty: nowhere",
+    )
+    kv_events_replay: str = option("", "ZeroMQ address that asks for missed KV events go to")
+    kv_events_topic: str = option("", "Topic of the KV events")
+    kv_events_kept: int = option(10_000, "Batches of KV events that can be asked for", minimum=1, maximum=1 << 24)
+
     def settled(self) -> Self:
         """With the shared folder filled in."""
         return self if self.shared_dir is not None else replace(self, shared_dir=default_shared_dir())
@@ -43,3 +52,6 @@ class CacheConfig(ServingConfig):
         ServingConfig.validate(self)
         if self.ssd_dir is not None and self.ssd_dir == self.shared_dir:
             raise ConfigError("--ssd-dir and --shared-dir must be two folders", field="ssd_dir", value=self.ssd_dir)
+        if bool(self.kv_events) != bool(self.kv_events_replay):
+            what = "--kv-events and --kv-events-replay belong together: one of them is not set"
+            raise ConfigError(what, field="kv_events_replay")

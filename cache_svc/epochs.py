@@ -9,10 +9,11 @@ answered: it is refused, not held.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from cache_svc.blocks import BlockTable
+from cache_svc.index import Index
 from cache_svc.ledger import Ledger
 from cache_svc.redeclare import restored
 from cache_svc.tiers import Owner, Tiers
@@ -52,15 +53,36 @@ class DevicePool:
             )
 
 
-class Session:
-    """One epoch of one executor. `ledger` is empty, and of no use, while `redeclaring`. `tiers`: what lies below."""
+IndexOf = Callable[[DevicePool], Index]
 
-    def __init__(self, pool: DevicePool, epoch: int, *, redeclares: bool, tiers: Tiers | None = None) -> None:
+
+def plain_index(pool: DevicePool) -> Index:
+    """One that nobody watches."""
+    return Index(pool.blocks)
+
+
+class Session:
+    """One epoch of one executor. `ledger` is empty, and of no use, while `redeclaring`. `tiers`: what lies below.
+
+    `index_of` makes the index of its blocks, and again when a declaration has come.
+    """
+
+    def __init__(
+        self,
+        pool: DevicePool,
+        epoch: int,
+        *,
+        redeclares: bool,
+        tiers: Tiers | None = None,
+        index_of: IndexOf = plain_index,
+    ) -> None:
         self.pool = pool
+        self._index_of = index_of
         self.epoch = epoch
         self.redeclaring = redeclares
         self.tiers = tiers
-        self.ledger = Ledger(BlockTable(pool.blocks), pool.block_tokens, tiers, self.owner, pool.fingerprint)
+        table = BlockTable(pool.blocks, index=index_of(pool))
+        self.ledger = Ledger(table, pool.block_tokens, tiers, self.owner, pool.fingerprint)
         self.op_seq = 0
         self._answered: deque[tuple[Batch, BatchAnswer]] = deque(maxlen=ANSWERS_KEPT)
 
@@ -101,15 +123,19 @@ class Session:
         if not self.redeclaring:
             raise Conflict("this epoch awaits no declaration", field="redeclare")
         pool = self.pool
-        self.ledger = restored(pool.blocks, pool.block_tokens, declared, self.tiers, self.owner, pool.fingerprint)
+        index = self._index_of(pool)
+        self.ledger = restored(
+            pool.blocks, pool.block_tokens, declared, self.tiers, self.owner, pool.fingerprint, index
+        )
         self.redeclaring = False
 
 
 class Epochs:
-    """All sessions of one start of the cache."""
+    """All sessions of one start of the cache. `index_of` makes the indexes of device blocks: for who watches them."""
 
-    def __init__(self, boot_id: bytes) -> None:
+    def __init__(self, boot_id: bytes, index_of: IndexOf = plain_index) -> None:
         self.boot_id = boot_id
+        self._index_of = index_of
         self.sessions: dict[str, Session] = {}
 
     def open(self, pool: DevicePool, *, redeclares: bool, tiers: Tiers | None = None) -> Opened:
@@ -137,7 +163,7 @@ class Epochs:
         epoch = 1 if known is None else known.epoch + 1
         if known is not None and known.tiers is not None:
             known.tiers.fence(known.owner)
-        self.sessions[pool.executor] = Session(pool, epoch, redeclares=redeclares, tiers=tiers)
+        self.sessions[pool.executor] = Session(pool, epoch, redeclares=redeclares, tiers=tiers, index_of=self._index_of)
         return Opened(epoch, self.boot_id)
 
     def session(self, executor: str, epoch: int, boot_id: bytes) -> Session:

@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from cache_svc.epochs import DevicePool
 from cache_svc.index import Content, Index, Origin
 from jitney.keys import Key, root_key, salt_digest
 
@@ -159,10 +160,10 @@ class Feed:
         self._journals: dict[int | None, Journal] = {}
         self.indexes: dict[tuple[int | None, Medium], WatchedIndex] = {}
 
-    def device(self, executor: str, fingerprint: bytes, total: int) -> WatchedIndex:
+    def device(self, pool: DevicePool) -> WatchedIndex:
         """The index of an executor's device pool; what an earlier one of this name had is forgotten."""
-        self.roots.learn(fingerprint)
-        return self._watch(self.ranks.setdefault(executor, len(self.ranks)), Medium.DEVICE, total)
+        self.roots.learn(pool.fingerprint)
+        return self._watch(self.ranks.setdefault(pool.executor, len(self.ranks)), Medium.DEVICE, pool.blocks)
 
     def tier(self, medium: Medium, total: int) -> WatchedIndex:
         """The index of a lower tier."""

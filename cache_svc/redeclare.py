@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from cache_svc.blocks import GRANTED, ID_MASK, SEALED, WRITING, BlockTable
 from cache_svc.checks import check_declared
 from cache_svc.holding import Holding
-from cache_svc.index import Content, Origin
+from cache_svc.index import Content, Index, Origin
 from cache_svc.ledger import Ledger
 from cache_svc.tiers import Owner, Tiers
 from jitney.block_ops import DeclaredBlock, RequestId
@@ -26,11 +26,15 @@ def restored(
     tiers: Tiers | None = None,
     owner: Owner = ("", 0),
     fingerprint: bytes = b"",
+    index: Index | None = None,
 ) -> Ledger:
-    """The ledger that the declaration describes. Raises InvalidRequest for one that cannot be true."""
+    """The ledger that the declaration describes; `index` is an empty one for its blocks.
+
+    Raises InvalidRequest for one that cannot be true.
+    """
     check_declared(declared, total, block_tokens)
     newest = max((block.block >> 32 for block in declared), default=0)
-    table = BlockTable(total, newest + 1)
+    table = BlockTable(total, newest + 1, index)
     ledger = Ledger(table, block_tokens, tiers, owner, fingerprint)
     named = {block.block & ID_MASK for block in declared}
     table.free = [block for block in table.free if block not in named]

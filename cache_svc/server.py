@@ -16,13 +16,14 @@ import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cache_svc.audit import audit
 from cache_svc.config import CacheConfig
 from cache_svc.disk_calls import DiskCalls
 from cache_svc.epochs import DevicePool, Epochs, Session
 from cache_svc.invalidate import What, invalidate
+from cache_svc.kv_events import Feed
 from cache_svc.liveness import held_lock
 from cache_svc.status import status
 from cache_svc.ticket_streams import Queue
@@ -41,6 +42,9 @@ from jitney.errors import InvalidRequest, JitneyError
 from jitney.serving import logs, tracing
 from jitney.serving.server import build_server, serve_until_signal
 from jitney.ticket_codec import decode_call, encode_event
+
+if TYPE_CHECKING:
+    from cache_svc.kv_events_publisher import EventPublisher
 
 SERVICE = "jitney.cache.v1.Cache"
 MAX_CHAINS = 64
@@ -316,17 +320,40 @@ def settings_of(config: CacheConfig) -> TierSettings:
 async def serve(config: CacheConfig, boot_id: bytes, calls: DiskCalls | None = None) -> int:
     """Serves until a signal; returns the exit status. `boot_id` is 16 bytes, new at every start."""
     server = build_server(config, "cache")
-    host = TierHost(settings_of(config), boot_id.hex(), calls)
-    servicer = CacheServicer(Epochs(boot_id), host)
+    feed = Feed() if config.kv_events else None
+    host = TierHost(settings_of(config), boot_id.hex(), calls, feed)
+    epochs = Epochs(boot_id) if feed is None else Epochs(boot_id, feed.device)
+    servicer = CacheServicer(epochs, host)
     cache_pb2_grpc.add_CacheServicer_to_server(servicer, server.grpc)
     server.offer(SERVICE)
     tasks = [asyncio.create_task(host.watch_processes())]
     if config.audit_idle_s > 0:
         tasks.append(asyncio.create_task(servicer.audit_when_idle(config.audit_idle_s, server.set_serving)))
 
+    async def prepare() -> None:
+        await host.prepare()
+        if feed is not None:
+            publisher = published(feed, config)
+            host.on_settled = publisher.flush
+            ends.callback(publisher.close)
+
     async def close() -> None:
         for task in tasks:
             task.cancel()
         await host.close(max(0.0, config.grace_s - server.stopping_for_s()))
 
-    return await serve_until_signal(server, prepare=host.prepare, on_stop=close)
+    with contextlib.ExitStack() as ends:
+        return await serve_until_signal(server, prepare=prepare, on_stop=close)
+
+
+def published(feed: Feed, config: CacheConfig) -> EventPublisher:
+    """The feed's events, from now on. InvalidRequest without the packages, Away if an address cannot be had."""
+    try:
+        from cache_svc.kv_events_publisher import EventPublisher
+    except ImportError as error:
+        what = f"--kv-events needs {error.name}: pip install 'jitney[events]'"
+        raise InvalidRequest(what, field="kv_events", value=config.kv_events) from error
+    publisher = EventPublisher(feed, config.kv_events_topic, config.kv_events_kept, time.time)
+    at, replay_at = publisher.open(config.kv_events, config.kv_events_replay)
+    logs.get("kv_events").info("published, token ids of all tenants included", at=at, replay_at=replay_at)
+    return publisher

@@ -20,6 +20,7 @@ from cache_svc.disk_calls import DiskCalls
 from cache_svc.disk_jobs import DiskRead, DiskWrite
 from cache_svc.disk_scan import DiskScan, Found
 from cache_svc.disk_tier import FILE_BYTES, DiskTier
+from cache_svc.kv_events import Feed, Medium
 from cache_svc.liveness import LockWatch
 from cache_svc.memory_tier import MemoryTier
 from cache_svc.mover import DiskReport, Mover
@@ -52,9 +53,13 @@ class TierSettings:
 class TierHost:
     """Make it on the event loop, then `prepare`. `tiers` is None before the first Open, and if there are none."""
 
-    def __init__(self, settings: TierSettings, name: str, calls: DiskCalls | None = None) -> None:
-        """`name` is new at every start; `calls` is how the disk is spoken to."""
+    def __init__(
+        self, settings: TierSettings, name: str, calls: DiskCalls | None = None, feed: Feed | None = None
+    ) -> None:
+        """`name` is new at every start; `calls` is how the disk is spoken to; `feed` watches the tiers."""
         self.settings = settings
+        self.on_settled: Callable[[], None] | None = None
+        self._feed = feed
         self.tiers: Tiers | None = None
         self.streams = TicketStreams()
         self.watch = LockWatch()
@@ -134,7 +139,12 @@ class TierHost:
             staging_slots=min(staging, memory.slots),
             disk_jobs_in_flight=max(self.settings.limits.disk_jobs_in_flight, IN_FLIGHT_BYTES // memory.slot_bytes),
         )
-        self.tiers = Tiers(limits)
+        feed = self._feed
+        self.tiers = Tiers(
+            limits,
+            cpu_index=None if feed is None else feed.tier(Medium.CPU, limits.cpu_slots),
+            ssd_index=None if feed is None else feed.tier(Medium.SSD, limits.ssd_slots),
+        )
         if disk is not None and ssd_slots:
             self.mover = Mover(disk, memory, self._moved_by_thread)
         early, self._early = self._early, []
@@ -150,7 +160,9 @@ class TierHost:
             self.tiers.now_us = time.monotonic_ns() // 1000
 
     def settle(self) -> None:
-        """After it was moved: carries out what it wants."""
+        """After it was moved, or a ledger was: carries out what it wants, and lets it be known."""
+        if self.on_settled is not None:
+            self.on_settled()
         tiers, memory = self.tiers, self.memory
         if tiers is None or memory is None:
             return
@@ -253,6 +265,8 @@ class TierHost:
             return
         self.touch()
         for slot, entry in found:
+            if self._feed is not None:
+                self._feed.roots.learn(entry.fingerprint)
             self.tiers.found(slot, entry)
         if not found:
             self.scanning = False
