@@ -35,7 +35,8 @@ from bench.live_loop import SWITCH_S, on_clients_loop, services
 from bench.vllm import NoVllm, VllmProcess
 from cache_svc.blocks import BlockTable
 from cache_svc.ledger import Ledger
-from executor_svc.cache_client import CacheClient, CachePool
+from executor_svc.cache_client import CacheClient
+from executor_svc.cache_pool import CachePool
 from executor_svc.clock import MonotonicClock
 from jitney.block_ops import Batch, BatchAnswer, Chain
 from jitney.keys import chain

@@ -16,7 +16,8 @@ from typing import Any, Self, TypeVar
 
 import uvloop
 
-from executor_svc.cache_client import CacheClient, CachePool
+from executor_svc.cache_client import CacheClient
+from executor_svc.cache_pool import CachePool
 from executor_svc.clock import MonotonicClock
 from executor_svc.hasher import HashWorker
 from executor_svc.live_request import LiveRequest

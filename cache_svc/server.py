@@ -15,6 +15,7 @@ import contextlib
 import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,12 +31,14 @@ from cache_svc.ticket_streams import Queue
 from cache_svc.tier_audit import audit_tiers
 from cache_svc.tier_host import TierHost, TierSettings
 from cache_svc.tiers import TierLimits, Tiers
+from jitney.block_ops import LowerTiers
 from jitney.cache.v1 import cache_pb2 as pb
 from jitney.cache.v1 import cache_pb2_grpc
 from jitney.cache_codec import (
     decode_batch,
     encode_answer,
     encode_counts,
+    encode_lower,
 )
 from jitney.chain_codec import decode_chains, decode_declared, encode_hits
 from jitney.errors import InvalidRequest, JitneyError
@@ -94,6 +97,7 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
             self._host.watch.add((pool.executor, opened.epoch), lock)
         self._log.info("opened", executor=pool.executor, incarnation=pool.incarnation, epoch=opened.epoch)
         segments = self._host.segments if tiers is not None else ()
+        lower = self._host.with_rates(LowerTiers(*tiers.room())) if tiers is not None else LowerTiers()
         return pb.OpenResponse(
             epoch=opened.epoch,
             boot_id=opened.boot_id,
@@ -101,6 +105,7 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
                 pb.Segment(path=each.path, bytes=each.bytes, slots=each.slots, slot_bytes=each.slot_bytes)
                 for each in segments
             ],
+            lower=encode_lower(lower),
         )
 
     async def _below(self, pool: DevicePool, lock_path: str) -> tuple[Tiers | None, int | None]:
@@ -179,7 +184,7 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
             apply_us = (time.perf_counter_ns() - began) // 1000
             self._host.settle()
             if session.tiers is not None:
-                answer = self._host.with_rates(answer)
+                answer = replace(answer, lower=self._host.with_rates(answer.lower))
             return encode_answer(answer, epoch=session.epoch, boot_id=self._epochs.boot_id, apply_us=apply_us)
 
     async def Lookup(self, request: pb.LookupRequest, context: Any) -> pb.LookupResponse:

@@ -26,7 +26,7 @@ from cache_svc.memory_tier import MemoryTier
 from cache_svc.mover import DiskReport, Mover
 from cache_svc.ticket_streams import Queue, TicketStreams
 from cache_svc.tiers import Owner, TierLimits, Tiers
-from jitney.block_ops import BatchAnswer, Segment
+from jitney.block_ops import LowerTiers, Segment
 from jitney.errors import Missing
 from jitney.serving import logs
 from jitney.ticket_ops import Prefetch, TicketCall
@@ -192,13 +192,12 @@ class TierHost:
         self.tiers.told(owner, call)
         self.settle()
 
-    def with_rates(self, answer: BatchAnswer) -> BatchAnswer:
-        """The answer with the SSD's measured rates in it."""
+    def with_rates(self, lower: LowerTiers) -> LowerTiers:
+        """With the SSD's measured rates in it."""
         if self.mover is None:
-            return answer
+            return lower
         read, write = self.mover.rates()
-        lower = replace(answer.lower, ssd_write_bytes_per_s=write, ssd_read_bytes_per_s=read)
-        return replace(answer, lower=lower)
+        return replace(lower, ssd_write_bytes_per_s=write, ssd_read_bytes_per_s=read)
 
     def fenced(self, owner: Owner) -> None:
         """A later epoch has begun; the process of this one may still copy."""

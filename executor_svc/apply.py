@@ -272,7 +272,7 @@ class Apply:
         """Blocks that running rows will need and that are neither granted nor to be had."""
         return self._needed_blocks() - len(self._blocks.granted) - self.counts.free - self.counts.evictable
 
-    def reopened(self, counts: Counts, now_us: int) -> None:
+    def reopened(self, counts: Counts, lower: LowerTiers, now_us: int) -> None:
         """The cache was restarted and has our declaration: what was on the way is void."""
         for sent in self._sent:
             for boarding in sent.boarding:
@@ -281,7 +281,7 @@ class Apply:
                     self._give_up(boarding.request)
         self.tails.reopened([sent.tails for sent in self._sent])
         self._sent.clear()
-        self.counts, self.lower = counts, LowerTiers()
+        self.counts, self.lower = counts, lower
         self.copying.reopened()
 
     def declare(self) -> list[DeclaredBlock]:

@@ -16,20 +16,31 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import grpc
 import grpc.aio
 
+from executor_svc.cache_pool import CachePool
 from executor_svc.ports import CacheState, Clock, Fenced, Reopened
-from jitney.block_ops import Batch, BatchAnswer, Chain, ChainHits, DeclaredBlock, Opened, RequestId, Segment
+from jitney.block_ops import (
+    Batch,
+    BatchAnswer,
+    Chain,
+    ChainHits,
+    DeclaredBlock,
+    LowerTiers,
+    Opened,
+    RequestId,
+    Segment,
+)
 from jitney.cache.v1 import cache_pb2 as pb
 from jitney.cache.v1 import cache_pb2_grpc
 from jitney.cache_codec import (
     decode_answer,
     decode_counts,
+    decode_lower,
     encode_batch,
 )
 from jitney.chain_codec import decode_hits, encode_chains, encode_declared
@@ -50,19 +61,6 @@ _DECLARED_A_MESSAGE = 2048
 _BACKOFF_S = (0.02, 1.0)
 _AWAY = (Away, Expired, Aborted)
 """What a cache may answer that still has its memory."""
-
-
-@dataclass(frozen=True, slots=True)
-class CachePool:
-    """The device pool, as the cache is told of it."""
-
-    executor: str
-    incarnation: int
-    fingerprint: bytes
-    blocks: int
-    block_bytes: int
-    block_tokens: int
-    lock_path: Path | None = None
 
 
 class CacheClient:
@@ -103,6 +101,11 @@ class CacheClient:
     def segments(self) -> Sequence[Segment]:
         """Of the CPU tier; empty if the cache has none."""
         return self._opened.segments if self._opened is not None else ()
+
+    @property
+    def lower(self) -> LowerTiers:
+        """What was below the device when the cache was opened."""
+        return self._opened.lower if self._opened is not None else LowerTiers()
 
     # The loop's thread.
 
@@ -210,7 +213,7 @@ class CacheClient:
         )
         answer = await self._call(self._stub.Open, request, timeout_s=_OPEN_TIMEOUT_S)
         segments = [Segment(s.path, s.bytes, s.slots, s.slot_bytes) for s in answer.segments]
-        return Opened(answer.epoch, answer.boot_id, segments)
+        return Opened(answer.epoch, answer.boot_id, segments, decode_lower(answer.lower))
 
     async def _stay_open(self) -> None:
         """One stream after the other, until a higher incarnation takes the name."""
@@ -263,7 +266,7 @@ class CacheClient:
         answer = await self._call(self._stub.Redeclare, messages())
         self._opened, self._first_seq = opened, 1
         self._told += 1
-        self._tell(Reopened(decode_counts(answer.counts), opened.segments))
+        self._tell(Reopened(decode_counts(answer.counts), opened.segments, opened.lower))
 
     async def _stream(self) -> None:
         """Writes batches and reads answers until the stream breaks; raises what broke it."""

@@ -20,6 +20,8 @@ from jitney.columns import U64, CandidateTable
 from jitney.snapshot import MAX_CANDIDATES
 
 STALE_AFTER_STEPS = 8
+LOOKUP_PATIENCE_US = 20_000
+"""So long a machine on which nothing runs waits for a look-up before it admits anybody."""
 _NEWEST = 16
 _FIRST = 16
 """So many of the line may board soon: they are looked up at once."""
@@ -38,6 +40,7 @@ class Candidates:
         self._hits: dict[int, tuple[ChainHits, int]] = {}
         self._choices: Sequence[LiveRequest] = ()  # of the candidates, those with siblings
         self._asked = False
+        self._asked_us = 0  # when the loop first waited for the look-up on its way
         self._asked_step = -STALE_AFTER_STEPS
         self._table: CandidateTable | None = None  # until hits or who waits change
         self._table_of = -1
@@ -78,12 +81,21 @@ class Candidates:
         first = self._order[:_FIRST] or [request.id for request in self._registry.newest_waiting(_FIRST)]
         return any(request not in self._hits and self._waits(request) for request in first)
 
+    def looked_up_after(self, now_us: int) -> int:
+        """Until when it is worth to wait for the look-up that is on its way; 0: there is none, or it is late."""
+        if not self._asked or not self._cache.connected:
+            self._asked_us = 0
+            return 0
+        self._asked_us = self._asked_us or now_us
+        until = self._asked_us + LOOKUP_PATIENCE_US
+        return until if now_us < until else 0
+
     def take_hits(self, step: int) -> bool:
         """Takes the answer to the last look-up; whether there was one."""
         found = self._cache.poll_hits()
         if found is None:
             return False
-        self._asked = False
+        self._asked, self._asked_us = False, 0
         for chain, hits in found:
             request = self._registry.by_id.get(chain.request)
             if request and request.waits:

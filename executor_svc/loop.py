@@ -118,6 +118,7 @@ class Loop:
         self.steps.stream(self._got, now_us, self._in_flight_step)
         self._got = Got()
         if self.intake.take(now_us, self._in_flight_step):
+            self.candidates.refresh(self.step)
             self._changed = True
             self.course.end_horizon()
         if self._flight is None and not self.registry.running:
@@ -156,7 +157,7 @@ class Loop:
             if isinstance(event, Reopened):
                 self.counters.cache_reopenings += 1
                 self.copies.attach(event.segments)
-                self.apply.reopened(event.counts, now_us)
+                self.apply.reopened(event.counts, event.lower, now_us)
             else:
                 self.apply.answered(event, now_us, self._reading_step)
             self._changed = True
@@ -283,6 +284,8 @@ class Loop:
         if not (self.registry.running or self.registry.num_waiting):
             return
         self.candidates.refresh(self.step)
+        if not self.registry.running and self.candidates.looked_up_after(now_us):
+            return  # what it waits for is quicker than a step, and says what may be loaded
         self.last_snapshot = self.situation.snapshot(self.step + 1, now_us)
         self.situation.shown()
         self.scheduler.ask(self.last_snapshot)
@@ -300,6 +303,8 @@ class Loop:
             times.append(self.course.decision.wake_at_us)
         if deadline := self.registry.next_deadline_us():
             times.append(deadline)
+        if until := self.candidates.looked_up_after(now_us):
+            times.append(until)
         return min(times)
 
     def _record(self, flight: InFlight, now_us: int) -> None:

@@ -8,12 +8,12 @@ simulator has virtual ones.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from executor_svc.live_request import LiveRequest
 from executor_svc.step_plan import StepPlan, StepResult
-from jitney.block_ops import Batch, BatchAnswer, Block, Chain, ChainHits, Counts, DeclaredBlock, Segment
+from jitney.block_ops import Batch, BatchAnswer, Block, Chain, ChainHits, Counts, DeclaredBlock, LowerTiers, Segment
 from jitney.decision import Decision
 from jitney.snapshot import Rates, Snapshot
 from jitney.ticket_ops import Slot, TicketCall, TicketEvent
@@ -60,6 +60,7 @@ class Reopened:
 
     counts: Counts
     segments: Sequence[Segment] = ()
+    lower: LowerTiers = field(default_factory=LowerTiers)
 
 
 @dataclass(frozen=True, slots=True)

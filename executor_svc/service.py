@@ -18,7 +18,8 @@ from pathlib import Path
 
 from executor_svc import wire
 from executor_svc.advice import SchedulerAdvice
-from executor_svc.cache_client import CacheClient, CachePool
+from executor_svc.cache_client import CacheClient
+from executor_svc.cache_pool import CachePool
 from executor_svc.clock import MonotonicClock
 from executor_svc.config import SERVICE, ExecutorConfig
 from executor_svc.copies import MemoryCopies
@@ -166,6 +167,7 @@ class Executor:
             copies=copies,
         )
         cache.state = loop.apply
+        loop.apply.lower = cache.lower
         engine = Engine(
             loop,
             name=config.name,

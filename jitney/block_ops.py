@@ -325,3 +325,4 @@ class Opened:
     epoch: int
     boot_id: bytes
     segments: Sequence[Segment] = ()
+    lower: LowerTiers = field(default_factory=LowerTiers)

@@ -174,7 +174,7 @@ def encode_answer(answer: BatchAnswer, *, epoch: int, boot_id: bytes, apply_us: 
             )
             for result in answer.reserves
         ],
-        lower=_encode_lower(answer.lower),
+        lower=encode_lower(answer.lower),
         granted=pack(answer.granted),
         joins=[
             pb.JoinEvent(request=event.request, blocks=pack(event.blocks), withdrawn=event.withdrawn)
@@ -220,7 +220,7 @@ def decode_answer(message: pb.BatchAnswer) -> BatchAnswer:
             )
             for result in message.reserves
         ],
-        lower=_decode_lower(message.lower),
+        lower=decode_lower(message.lower),
         granted=handles(message.granted, "granted"),
         joins=[
             JoinEvent(RequestId(event.request), handles(event.blocks, "joins.blocks"), event.withdrawn)
@@ -230,7 +230,8 @@ def decode_answer(message: pb.BatchAnswer) -> BatchAnswer:
     )
 
 
-def _encode_lower(lower: LowerTiers) -> pb.LowerTiers | None:
+def encode_lower(lower: LowerTiers) -> pb.LowerTiers | None:
+    """Room and rates as a message; None where there is nothing below the device."""
     if lower == _NO_TIERS:
         return None
     return pb.LowerTiers(
@@ -245,7 +246,8 @@ def _encode_room(room: Room) -> pb.TierRoom:
     return pb.TierRoom(free_blocks=room.free_blocks, pin_blocks=room.pin_blocks, queue_blocks=room.queue_blocks)
 
 
-def _decode_lower(message: pb.LowerTiers) -> LowerTiers:
+def decode_lower(message: pb.LowerTiers) -> LowerTiers:
+    """Room and rates of a message."""
     return LowerTiers(
         _decode_room(message.cpu),
         _decode_room(message.ssd),

@@ -6,7 +6,7 @@
 Either all that was found is loaded, or only as many blocks as the CPU tier has, or none. A look-up tells counts: where
 the two tiers alternate along a chain, "as many as the CPU tier has" may name some of the SSD's, and the cache takes
 the first ones of the chain wherever they are. A rate into the device that is not known costs nothing, since a copy is
-nearly always faster than a prefill; the SSD is read only at a rate that is known.
+nearly always faster than a prefill; an SSD that was not read yet is taken for a slow one.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ from typing import NamedTuple
 
 from jitney.snapshot import Snapshot
 from scheduler_svc.costs import ASSUMED_PREFILL_TOKENS_PER_S, MAX_BLOCK_NS
+
+ASSUMED_READ_BYTES_PER_S = 200_000_000
+"""Of an SSD whose rate is not known yet: after a restart the first hits are there."""
 
 
 class Load(NamedTuple):
@@ -50,7 +53,7 @@ class LoadCosts:
         speed = rates.prefill_tokens_per_s or ASSUMED_PREFILL_TOKENS_PER_S
         return cls(
             copy_ns=_block_ns(rates.block_bytes, rates.to_device_bytes_per_s),
-            read_ns=_block_ns(rates.block_bytes, rates.ssd_read_bytes_per_s),
+            read_ns=_block_ns(rates.block_bytes, rates.ssd_read_bytes_per_s or ASSUMED_READ_BYTES_PER_S),
             compute_ns=snapshot.settings.block_tokens * 1_000_000_000 // speed,
             copy_wait_us=snapshot.cpu.queue_us,
             read_wait_us=snapshot.ssd.queue_us,

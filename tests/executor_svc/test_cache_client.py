@@ -13,7 +13,8 @@ from typing import Any, TypeVar
 
 import pytest
 
-from executor_svc.cache_client import MAX_UNANSWERED, CacheClient, CachePool
+from executor_svc.cache_client import MAX_UNANSWERED, CacheClient
+from executor_svc.cache_pool import CachePool
 from executor_svc.clock import MonotonicClock
 from executor_svc.ports import CachePort, Fenced, Reopened
 from jitney.block_ops import Batch, BatchAnswer, Block, BlockState, Chain, DeclaredBlock, Release, RequestId

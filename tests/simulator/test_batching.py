@@ -133,7 +133,8 @@ def test_substitutes_take_the_rows_of_those_that_end(steps: int, monkeypatch: py
 
 
 def test_a_substitute_that_is_named_again_reserves_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    reserves, send = [], VirtualCache.send
+    reserves: list[int] = []
+    send = VirtualCache.send
 
     def counted(cache: VirtualCache, batch: Batch) -> None:
         reserves.extend(reserve.request for reserve in batch.reserves)

@@ -1,0 +1,81 @@
+"""The three services around a tiny model with small tiers below a small device pool, and what they say of hits."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from jitney.client import Client, Completion, Options
+from jitney.supervisor import ServeOptions, Supervisor
+from tests.support.tiny_llama import make_tiny_llama
+
+BLOCK_TOKENS = 16
+BLOCK_BYTES = 4096
+"""Of the tiny model in fp16: 2 layers, 2 heads of 16."""
+SSD_SLOT_BYTES = 2 * BLOCK_BYTES
+"""With its header."""
+
+
+@contextlib.contextmanager
+def tiers(
+    folder: Path,
+    *,
+    pool: int = 64,
+    cpu: int = 128,
+    ssd: int = 0,
+    seed: int = 0,
+    executor_args: Sequence[str] = (),
+    cache_args: Sequence[str] = (),
+) -> Iterator[Supervisor]:
+    """All services SERVING, with so many blocks in each tier (`ssd` 0: none); the SSD's folder outlives them."""
+    model = make_tiny_llama(folder / f"model-{seed}", context=1024, seed=seed)
+    below = [f"--cpu-bytes={cpu * BLOCK_BYTES}", "--audit-idle-s=0.2"]
+    if ssd:
+        below += [
+            f"--ssd-dir={folder / 'ssd'}",
+            f"--ssd-bytes={max(ssd * SSD_SLOT_BYTES, 1 << 20)}",
+            "--ssd-file-bytes=1048576",
+        ]
+    number = sum(1 for _ in folder.glob("state-*"))
+    options = ServeOptions(
+        state_dir=folder / f"state-{number}",
+        grace_s=1.0,
+        start_timeout_s=120.0,
+        executor_args=(
+            f"--model={model}",
+            f"--cache-dir={folder / 'cache'}",
+            "--threads=1",
+            f"--pool-blocks={pool}",
+            "--max-step-tokens=128",
+            "--chunk-cap-tokens=64",
+            "--max-rows=8",
+            *executor_args,
+        ),
+        cache_args=(*below, *cache_args),
+    )
+    supervisor = Supervisor(options)
+    try:
+        supervisor.start()
+        yield supervisor
+    finally:
+        supervisor.stop(at_once=True)
+
+
+def prompt(seed: int, tokens: int) -> list[int]:
+    """Random tokens, the same for the same arguments."""
+    drawn: list[int] = np.random.default_rng(seed).integers(3, 500, tokens).tolist()
+    return drawn
+
+
+def ask(client: Client, ids: Sequence[int], max_tokens: int = 8, salt: str = "") -> Completion:
+    """A greedy answer of that length."""
+    return client.generate_once(list(ids), Options(max_tokens=max_tokens, ignore_eos=True, salt=salt))
+
+
+def cached(done: Completion) -> tuple[int, int, int]:
+    """Cached tokens of its prompt: device, CPU tier, SSD."""
+    usage = done.finished.usage
+    return usage.cached_device_tokens, usage.cached_cpu_tokens, usage.cached_ssd_tokens
