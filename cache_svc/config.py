@@ -8,7 +8,7 @@ from typing import Self
 
 from jitney.serving.config import ConfigError, ServingConfig, default_shared_dir, option
 
-LEAST_SSD_BYTES = 1 << 20
+LEAST_SSD_BYTES = 128 << 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

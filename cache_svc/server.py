@@ -276,7 +276,7 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
     async def audit_when_idle(self, idle_s: float, set_serving: SetServing) -> None:
         """Audits what has changed, once nothing has happened for `idle_s`; turns readiness off while it finds
         something. Runs until it is cancelled."""
-        seen = clean = self._host.changes
+        seen = clean = -1
         while True:
             await asyncio.sleep(idle_s)
             if (now := self._host.changes) == seen != clean:

@@ -50,7 +50,8 @@ def entry(number: int, *, tenant: str = "default", data: bytes | None = None) ->
 class FailingDisk(DiskCalls):
     """Real calls, until `fails` has an errno for them ("open", "allocate", "read", "write"); each waits `delay_s`.
 
-    `switch` is a file with such words, "write=ENOSPC read=EIO delay=0.1": for a process that a test started.
+    `switch` is a file with such words, "write=ENOSPC read=EIO delay=0.1": for a process that a test started. While it
+    says "hold", calls wait.
     """
 
     def __init__(self, switch: Path | None = None) -> None:
@@ -78,11 +79,17 @@ class FailingDisk(DiskCalls):
     def _may_fail(self, call: str, size: int) -> None:
         self.calls.append((call, size))
         if self._switch is not None:
-            self._obey(self._switch.read_text(encoding="ascii") if self._switch.exists() else "")
+            while (words := self._words(self._switch)) == "hold":
+                time.sleep(0.01)
+            self._obey(words)
         if self.delay_s:
             time.sleep(self.delay_s)
         if call in self.fails:
             raise OSError(self.fails[call], os.strerror(self.fails[call]))
+
+    @staticmethod
+    def _words(switch: Path) -> str:
+        return switch.read_text(encoding="ascii") if switch.exists() else ""
 
     def _obey(self, words: str) -> None:
         said = dict(word.split("=") for word in words.split())

@@ -6,6 +6,7 @@ thread and wait until the test has it `work`.
 
 from __future__ import annotations
 
+import mmap
 import queue
 import threading
 import time
@@ -15,9 +16,9 @@ from typing import Any
 
 import grpc
 import numpy as np
+import xxhash
+from numpy.typing import NDArray
 
-from executor_svc.copies import SlotFiles
-from executor_svc.kernels.copying import BlockRows, PlainCopier
 from executor_svc.lock_file import LockFile
 from jitney.block_ops import (
     Acquire,
@@ -39,14 +40,52 @@ from jitney.cache.v1 import cache_pb2 as pb
 from jitney.chain_codec import decode_hits, encode_chains
 from jitney.keys import Key
 from jitney.ticket_codec import decode_event, encode_call
-from jitney.ticket_ops import LoadDone, LoadReady, StoreDone, StoreOrder, Ticket, TicketCall, TicketLost, slot_id
+from jitney.ticket_ops import (
+    LoadDone,
+    LoadReady,
+    Slot,
+    StoreDone,
+    StoreOrder,
+    Ticket,
+    TicketCall,
+    TicketLost,
+    slot_generation,
+    slot_id,
+)
 from tests.support.cache_caller import Client
 from tests.support.ledger_rig import BLOCK_TOKENS, OK, Prompt
 
 BLOCK_BYTES = 20_000
 
 
-def content(key: Key, size: int = BLOCK_BYTES) -> np.ndarray[Any, np.dtype[np.uint8]]:
+class Slots:
+    """The segments, mapped."""
+
+    def __init__(self, segments: Sequence[Segment]) -> None:
+        self._slots: list[NDArray[np.uint8]] = []
+        self._tables: list[NDArray[np.uint32]] = []
+        for segment in segments:
+            with open(segment.path, "r+b") as file:
+                room = mmap.mmap(file.fileno(), segment.bytes)
+            size = segment.slots * segment.slot_bytes
+            self._slots.extend(np.frombuffer(room, np.uint8, size).reshape(segment.slots, -1))
+            self._tables.extend(np.frombuffer(room, "<u4", segment.slots, size).reshape(-1, 1))
+
+    def bytes_of(self, number: int) -> NDArray[np.uint8]:
+        """Of a slot."""
+        return self._slots[number][:BLOCK_BYTES]
+
+    def current(self, slot: Slot) -> bool:
+        """Whether it is still what was said."""
+        return int(self._tables[slot_id(slot)][0]) == slot_generation(slot)
+
+
+def checksum(data: NDArray[np.uint8]) -> int:
+    """Of a block's bytes."""
+    return xxhash.xxh3_64_intdigest(data.tobytes())
+
+
+def content(key: Key, size: int = BLOCK_BYTES) -> NDArray[np.uint8]:
     """The bytes of the block with that key."""
     return np.random.default_rng(int.from_bytes(key[:8], "little")).integers(0, 256, size, np.uint8)
 
@@ -95,8 +134,7 @@ class TierExecutor(Client):
         )
         self.epoch, self.boot_id, self.op_seq = answer.epoch, answer.boot_id, 0
         self.segments = [Segment(each.path, each.bytes, each.slots, each.slot_bytes) for each in answer.segments]
-        self.slots = SlotFiles(self.segments, BLOCK_BYTES)
-        self.rows = BlockRows([self.pool], BLOCK_BYTES)
+        self.slots = Slots(self.segments)
         self.listen()
 
     def listen(self) -> None:
@@ -150,15 +188,15 @@ class TierExecutor(Client):
 
     def copied_out(self, order: StoreOrder) -> StoreDone:
         """Copies what is ordered; not told yet."""
-        rows, slots = [block_id(block) for block in order.blocks], [slot_id(slot) for slot in order.slots]
-        return StoreDone(order.ticket, PlainCopier().copy(self.rows, rows, self.slots.rows, slots))
+        for block, slot in zip(order.blocks, order.slots, strict=True):
+            self.slots.bytes_of(slot_id(slot))[:] = self.pool[block_id(block)]
+        return StoreDone(order.ticket, [checksum(self.slots.bytes_of(slot_id(slot))) for slot in order.slots])
 
     def _copy_in(self, ready: LoadReady) -> None:
         targets = self.results[ready.ticket].blocks[ready.first : ready.first + len(ready.slots)]
-        rows = [block_id(block) for block in targets]
-        found = PlainCopier().copy(self.slots.rows, [slot_id(slot) for slot in ready.slots], self.rows, rows)
-        for slot, checksum, expected in zip(ready.slots, found, ready.checksums, strict=True):
-            if checksum != expected or not self.slots.current(slot):
+        for block, slot, expected in zip(targets, ready.slots, ready.checksums, strict=True):
+            self.pool[block_id(block)] = self.slots.bytes_of(slot_id(slot))
+            if checksum(self.pool[block_id(block)]) != expected or not self.slots.current(slot):
                 self._end(ready.ticket)
                 return
             self.good[ready.ticket] += 1
@@ -228,13 +266,13 @@ class TierExecutor(Client):
 
     def store_below(self, request: int, wanted: Prompt, tier: Tier, tenant: str = "default") -> None:
         """Computes the prompt, and waits until all of it is in that tier and on the device no more."""
+        stored = self.tier(tier).stored_blocks
         self.cache(request, wanted, tenant)
         assert self.swap(request, tier).pinned_blocks == len(wanted.keys)
-        status = self.tier(tier)
         self.work(lambda: self._is_below(wanted, tier))
         self.apply(releases=[Release(RequestId(request))])
         self.evict_all()
-        assert self.tier(tier).stored_blocks > status.stored_blocks
+        assert self.tier(tier).stored_blocks > stored
 
     def _is_below(self, wanted: Prompt, tier: Tier) -> bool:
         self.evict_all()
