@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from cache_svc.eviction import EvictionOrder
+from cache_svc.eviction import EvictionOrder, OrderOf
 from cache_svc.index import NO_BLOCK, Content, Index
 from jitney.block_ops import Block, BlockState, Counts
 from jitney.keys import Key
@@ -53,7 +53,9 @@ class BlockTable:
         "total",
     )
 
-    def __init__(self, total: int, generation: int = 1, index: Index | None = None) -> None:
+    def __init__(
+        self, total: int, generation: int = 1, index: Index | None = None, order: OrderOf = EvictionOrder
+    ) -> None:
         self.total = total
         self.state: list[BlockState] = [FREE] * total
         self.holders: list[int] = [0] * total
@@ -66,7 +68,7 @@ class BlockTable:
         self.granted = 0
         self.evicted = 0
         self.index = index or Index(total)
-        self.eviction = EvictionOrder(self.index.parent, self.state)
+        self.eviction = order(self.index, self.state, CACHED)
 
     @property
     def available(self) -> int:
@@ -103,7 +105,7 @@ class BlockTable:
         """A copy of each has to end before it can be had: WRITING and SEALED ones stay what they are without a holder,
         CACHED -> SEALED."""
         blocks = list(blocks)
-        self.hold(blocks)
+        self._hold(blocks, self.eviction.lifted)
         for block in blocks:
             self.pins[block] += 1
         self.pinned.update(blocks)
@@ -115,7 +117,7 @@ class BlockTable:
             self.pins[block] -= 1
             if not self.pins[block]:
                 self.pinned.discard(block)
-        self.drop(blocks)
+        self._drop(blocks, self.eviction.put_back)
 
     def grant(self, wanted: int) -> list[int]:
         """FREE -> GRANTED, as many as there are."""
@@ -163,7 +165,10 @@ class BlockTable:
 
     def hold(self, blocks: Iterable[int]) -> None:
         """One more holder of each: CACHED -> SEALED; WRITING and SEALED ones stay what they are."""
-        state, holders, held = self.state, self.holders, self.eviction.held
+        self._hold(blocks, self.eviction.held)
+
+    def _hold(self, blocks: Iterable[int], held: Callable[[int], None]) -> None:
+        state, holders = self.state, self.holders
         for block in blocks:
             holders[block] += 1
             if state[block] is CACHED:
@@ -172,7 +177,10 @@ class BlockTable:
 
     def drop(self, blocks: Iterable[int]) -> None:
         """One holder less of each: without any, SEALED -> CACHED and WRITING -> FREE."""
-        state, holders, rested = self.state, self.holders, self.eviction.rested
+        self._drop(blocks, self.eviction.rested)
+
+    def _drop(self, blocks: Iterable[int], rested: Callable[[int], None]) -> None:
+        state, holders = self.state, self.holders
         for block in blocks:
             left = holders[block] - 1
             holders[block] = left

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Self
+from typing import Literal, Self
 
 from jitney.serving.config import ConfigError, ServingConfig, default_shared_dir, option
 
@@ -17,6 +17,9 @@ class CacheConfig(ServingConfig):
 
     audit_idle_s: float = option(
         5.0, "Seconds without a batch after which what has changed is audited; 0: never", minimum=0, maximum=86400
+    )
+    eviction: Literal["cost", "lru"] = option(
+        "cost", "What is evicted first: cost, what is worth least (recompute cost times chance of reuse); or lru"
     )
     cpu_bytes: int = option(1 << 30, "Limit of the CPU tier, in shared memory; 0: none", minimum=0, maximum=1 << 46)
     ssd_dir: Path | None = option(None, "Folder of the SSD tier, for this cache alone; absent: no SSD tier")

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from cache_svc.blocks import BlockTable
+from cache_svc.eviction import EvictionOrder, OrderOf
 from cache_svc.index import Index
 from cache_svc.ledger import Ledger
 from cache_svc.redeclare import restored
@@ -75,13 +76,15 @@ class Session:
         redeclares: bool,
         tiers: Tiers | None = None,
         index_of: IndexOf = plain_index,
+        order: OrderOf = EvictionOrder,
     ) -> None:
         self.pool = pool
         self._index_of = index_of
+        self._order = order
         self.epoch = epoch
         self.redeclaring = redeclares
         self.tiers = tiers
-        table = BlockTable(pool.blocks, index=index_of(pool))
+        table = BlockTable(pool.blocks, index=index_of(pool), order=order)
         self.ledger = Ledger(table, pool.block_tokens, tiers, self.owner, pool.fingerprint)
         self.op_seq = 0
         self._answered: deque[tuple[Batch, BatchAnswer]] = deque(maxlen=ANSWERS_KEPT)
@@ -125,16 +128,20 @@ class Session:
         pool = self.pool
         index = self._index_of(pool)
         self.ledger = restored(
-            pool.blocks, pool.block_tokens, declared, self.tiers, self.owner, pool.fingerprint, index
+            pool.blocks, pool.block_tokens, declared, self.tiers, self.owner, pool.fingerprint, index, self._order
         )
         self.redeclaring = False
 
 
 class Epochs:
-    """All sessions of one start of the cache. `index_of` makes the indexes of device blocks: for who watches them."""
+    """All sessions of one start of the cache. `index_of` makes the indexes of device blocks: for who watches them.
 
-    def __init__(self, boot_id: bytes, index_of: IndexOf = plain_index) -> None:
+    `order` makes their orders of eviction.
+    """
+
+    def __init__(self, boot_id: bytes, index_of: IndexOf = plain_index, order: OrderOf = EvictionOrder) -> None:
         self.boot_id = boot_id
+        self._order = order
         self._index_of = index_of
         self.sessions: dict[str, Session] = {}
 
@@ -163,7 +170,9 @@ class Epochs:
         epoch = 1 if known is None else known.epoch + 1
         if known is not None and known.tiers is not None:
             known.tiers.fence(known.owner)
-        self.sessions[pool.executor] = Session(pool, epoch, redeclares=redeclares, tiers=tiers, index_of=self._index_of)
+        self.sessions[pool.executor] = Session(
+            pool, epoch, redeclares=redeclares, tiers=tiers, index_of=self._index_of, order=self._order
+        )
         return Opened(epoch, self.boot_id)
 
     def session(self, executor: str, epoch: int, boot_id: bytes) -> Session:

@@ -11,11 +11,11 @@ stayed private (its key was sealed by another) may hold a child and not the pare
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from enum import IntEnum
 from itertools import islice
 
-from cache_svc.index import NO_BLOCK
+from cache_svc.index import NO_BLOCK, Index
 from jitney.block_ops import BlockState
 
 
@@ -28,8 +28,8 @@ class EvictionOrder:
 
     __slots__ = ("cached", "order", "parent", "state", "unready")
 
-    def __init__(self, parent: list[int], state: Sequence[IntEnum], cached: IntEnum = BlockState.CACHED) -> None:
-        self.parent = parent
+    def __init__(self, index: Index, state: Sequence[IntEnum], cached: IntEnum = BlockState.CACHED) -> None:
+        self.parent = parent = index.parent
         self.state = state
         self.cached = cached
         self.order: OrderedDict[int, None] = OrderedDict()
@@ -69,6 +69,14 @@ class EvictionOrder:
             if state[block] is not self.cached:
                 return
 
+    def lifted(self, block: int) -> None:
+        """A cached block is copied, which is no use of it."""
+        self.held(block)
+
+    def put_back(self, block: int) -> None:
+        """The copy of a block that nobody holds has ended."""
+        self.rested(block)
+
     def next(self, count: int) -> list[int]:
         """So many blocks that go first, or all, in that order."""
         return list(islice(self.order, count))
@@ -94,3 +102,7 @@ class EvictionOrder:
                 return
             del order[block]
             block = parent[block]
+
+
+OrderOf = Callable[[Index, Sequence[IntEnum], IntEnum], EvictionOrder]
+"""Makes the order of eviction from the index and states of blocks, and the state of those that nobody holds."""

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from cache_svc.disk_work import DiskWork
+from cache_svc.eviction import OrderOf
 from cache_svc.index import Index
 from cache_svc.pins import Swapped, SwapPins
-from cache_svc.slots import BUSY, Entry, OrderOf, SlotTable
+from cache_svc.slots import BUSY, Entry, SlotTable
 from cache_svc.tier_usage import Moved
 from jitney.errors import InvalidRequest
 from jitney.keys import Key

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from cache_svc.blocks import GRANTED, ID_MASK, SEALED, WRITING, BlockTable
 from cache_svc.checks import check_declared
+from cache_svc.eviction import EvictionOrder, OrderOf
 from cache_svc.holding import Holding
 from cache_svc.index import Content, Index, Origin
 from cache_svc.ledger import Ledger
@@ -27,6 +28,7 @@ def restored(
     owner: Owner = ("", 0),
     fingerprint: bytes = b"",
     index: Index | None = None,
+    order: OrderOf = EvictionOrder,
 ) -> Ledger:
     """The ledger that the declaration describes; `index` is an empty one for its blocks.
 
@@ -34,7 +36,7 @@ def restored(
     """
     check_declared(declared, total, block_tokens)
     newest = max((block.block >> 32 for block in declared), default=0)
-    table = BlockTable(total, newest + 1, index)
+    table = BlockTable(total, newest + 1, index, order)
     ledger = Ledger(table, block_tokens, tiers, owner, fingerprint)
     named = {block.block & ID_MASK for block in declared}
     table.free = [block for block in table.free if block not in named]

@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Any
 
 from cache_svc.audit import audit
 from cache_svc.config import CacheConfig
+from cache_svc.cost_order import ORDERS
 from cache_svc.disk_calls import DiskCalls
-from cache_svc.epochs import DevicePool, Epochs, Session
+from cache_svc.epochs import DevicePool, Epochs, Session, plain_index
 from cache_svc.invalidate import What, invalidate
 from cache_svc.kv_events import Feed
 from cache_svc.liveness import held_lock
@@ -319,6 +320,7 @@ def settings_of(config: CacheConfig) -> TierSettings:
             interval_blocks=config.interval_blocks,
             tenant_permille=config.tenant_permille,
         ),
+        order=ORDERS[config.eviction],
     )
 
 
@@ -327,7 +329,7 @@ async def serve(config: CacheConfig, boot_id: bytes, calls: DiskCalls | None = N
     server = build_server(config, "cache")
     feed = Feed() if config.kv_events else None
     host = TierHost(settings_of(config), boot_id.hex(), calls, feed)
-    epochs = Epochs(boot_id) if feed is None else Epochs(boot_id, feed.device)
+    epochs = Epochs(boot_id, plain_index if feed is None else feed.device, ORDERS[config.eviction])
     servicer = CacheServicer(epochs, host)
     cache_pb2_grpc.add_CacheServicer_to_server(servicer, server.grpc)
     server.offer(SERVICE)

@@ -15,11 +15,11 @@ generation whenever it was given away anew. Pins belong to keys, not to slots: w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 
-from cache_svc.eviction import EvictionOrder
+from cache_svc.eviction import OrderOf
 from cache_svc.index import Content, Index
 from jitney.keys import Key
 from jitney.ticket_ops import Slot
@@ -55,10 +55,6 @@ class Entry:
     def tenant(self) -> str:
         """Who is charged for it."""
         return self.content.origin.tenant
-
-
-OrderOf = Callable[[list[int], Sequence[IntEnum], IntEnum], EvictionOrder]
-"""Makes the order of eviction from the parents and states of the slots, and the state of those that rest."""
 
 
 class SlotTable:
@@ -102,7 +98,7 @@ class SlotTable:
         self.place: list[bool] = [False] * total
         self.entry: list[Entry | None] = [None] * total
         self.index = index or Index(total)
-        self.order = order(self.index.parent, self.state, RESTING)
+        self.order = order(self.index, self.state, RESTING)
         self.free: dict[int, None] = dict.fromkeys(range(total - 1, -1, -1))
         self.pinned: dict[Key, int] = {}
         self.tenants: dict[str, int] = {}

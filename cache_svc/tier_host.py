@@ -20,6 +20,7 @@ from cache_svc.disk_calls import DiskCalls
 from cache_svc.disk_jobs import DiskRead, DiskWrite
 from cache_svc.disk_scan import DiskScan, Found
 from cache_svc.disk_tier import FILE_BYTES, DiskTier
+from cache_svc.eviction import EvictionOrder, OrderOf
 from cache_svc.kv_events import Feed, Medium
 from cache_svc.liveness import LockWatch
 from cache_svc.memory_tier import MemoryTier
@@ -48,6 +49,7 @@ class TierSettings:
     ssd_bytes: int = 0
     ssd_file_bytes: int = FILE_BYTES
     limits: TierLimits = field(default_factory=TierLimits)
+    order: OrderOf = EvictionOrder
 
 
 class TierHost:
@@ -142,6 +144,7 @@ class TierHost:
         feed = self._feed
         self.tiers = Tiers(
             limits,
+            eviction=self.settings.order,
             cpu_index=None if feed is None else feed.tier(Medium.CPU, limits.cpu_slots),
             ssd_index=None if feed is None else feed.tier(Medium.SSD, limits.ssd_slots),
         )

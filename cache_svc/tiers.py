@@ -10,12 +10,12 @@ from __future__ import annotations
 from cache_svc.below import Below, Filling, room
 from cache_svc.blocks import BlockTable
 from cache_svc.disk_jobs import DiskEntry, DiskJob, Job
-from cache_svc.eviction import EvictionOrder
+from cache_svc.eviction import EvictionOrder, OrderOf
 from cache_svc.index import Index, Origin
 from cache_svc.loads import Loads, Waiting, lose_all, lose_removed
 from cache_svc.lower import Lower, TierLimits
 from cache_svc.pins import Owner, Swapped
-from cache_svc.slots import OrderOf, SlotTable
+from cache_svc.slots import SlotTable
 from cache_svc.tickets import Load
 from cache_svc.tier_usage import Moved, TierUsage, Usage
 from jitney.block_ops import Room

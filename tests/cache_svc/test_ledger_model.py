@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from cache_svc.audit import audit
+from cache_svc.cost_order import CostOrder
 from cache_svc.epochs import DevicePool, Session
+from cache_svc.eviction import EvictionOrder, OrderOf
 from jitney.block_ops import (
     Acquire,
     Batch,
@@ -42,6 +44,8 @@ LOOKED_UP = [prompt(*path) for path in ((0, 0, 0, 0), (0, 0, 1, 0), (0, 1, 0), (
 class LedgerMachine(RuleBasedStateMachine):
     """`naive` follows the session's ledger; `plans` are the prompts that requests boarded with."""
 
+    order: OrderOf = EvictionOrder
+
     def __init__(self) -> None:
         super().__init__()
         self.session: Session
@@ -51,8 +55,8 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @initialize(total=st.integers(2, 12))
     def open(self, total: int) -> None:
-        self.session = Session(DevicePool("e", 1, b"", total, 1, BLOCK_TOKENS), 1, redeclares=False)
-        self.naive = NaiveLedger(total)
+        self.session = Session(DevicePool("e", 1, b"", total, 1, BLOCK_TOKENS), 1, redeclares=False, order=self.order)
+        self.naive = NaiveLedger(total, foretells=self.order is EvictionOrder)
 
     def apply(self, **operations: Any) -> BatchAnswer:
         batch = Batch(self.session.op_seq + 1, **operations)
@@ -194,7 +198,7 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule()
     def restart(self) -> None:
         declared = self.naive.declare()
-        session = Session(self.session.pool, self.session.epoch + 1, redeclares=True)
+        session = Session(self.session.pool, self.session.epoch + 1, redeclares=True, order=self.order)
         with pytest.raises(Conflict):
             session.apply(Batch(1))
         session.redeclare(declared)
@@ -227,6 +231,16 @@ LedgerMachine.TestCase.settings = settings(
     max_examples=100, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestLedgerMachine = LedgerMachine.TestCase
+
+
+class CostLedgerMachine(LedgerMachine):
+    """With the cost-aware order, whose choice is its own as long as leaves go first."""
+
+    order = CostOrder
+
+
+CostLedgerMachine.TestCase.settings = settings(LedgerMachine.TestCase.settings, max_examples=50)
+TestCostLedgerMachine = CostLedgerMachine.TestCase
 
 
 class DeepLedgerMachine(LedgerMachine):

@@ -58,7 +58,9 @@ class NaiveBlock:
 class NaiveLedger:
     """Blocks, joins (request -> keys, in the order of the chain) and the order in which blocks became evictable."""
 
-    def __init__(self, total: int) -> None:
+    def __init__(self, total: int, *, foretells: bool = True) -> None:
+        """Without `foretells` it does not know which blocks go first, only that leaves do."""
+        self.foretells = foretells
         self.blocks = [NaiveBlock(number) for number in range(total)]
         self.joins: dict[RequestId, list[Key]] = {}
         self.order: list[int] = []
@@ -437,10 +439,15 @@ class NaiveLedger:
         assert len(handles) == wanted == len(set(handles))
         free = {b.id for b in self.blocks if b.state is FREE}
         evicted = {block_id(h) for h in handles} - free
-        assert evicted == set(self.order[: max(0, wanted - len(free))])
-        for number in self.order[: len(evicted)]:
+        if self.foretells:
+            assert evicted == set(self.order[: max(0, wanted - len(free))])
+        else:
+            assert evicted <= set(self.order) and len(evicted) == max(0, wanted - len(free))
+            gone = {self.blocks[number].key for number in evicted}
+            assert all(b.id in evicted for b in self.blocks if b.key is not None and b.parent in gone)
+        for number in sorted(evicted):
             self._free(self.blocks[number])
-        del self.order[: len(evicted)]
+        self.order = [number for number in self.order if number not in evicted]
         for h in handles:
             assert self._block(h).handle == h
 
