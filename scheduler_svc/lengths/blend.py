@@ -123,7 +123,7 @@ class Blend:
         quantiles = np.concatenate((corrected.p50, corrected.p90, blended90[None]))
         seen = np.concatenate((self.seen, self.seen, self.seen.max(keepdims=True)))
         off = np.concatenate((self.off50, self.spread, (self.off90,))) + _pull(log_of(lengths), quantiles, seen)
-        off = np.clip(off, _LOWEST, _OFF_MOST)
+        off = np.minimum(np.maximum(off, _LOWEST), _OFF_MOST)
         self.off50, self.spread, self.off90 = off[: len(Source)], off[len(Source) : -1], int(off[-1])
         self.seen = np.minimum(self.seen + count, FADE)
 

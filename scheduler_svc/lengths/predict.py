@@ -106,7 +106,7 @@ class _Running:
         if len(p50) == 0:
             return table
         told = _tokens(np.maximum(p50, lowest), np.maximum(p90, lowest), table.max_new_tokens)
-        return replace(table, predicted_p50=told[0], predicted_p90=told[1])
+        return table.with_columns({"predicted_p50": told[0], "predicted_p90": told[1]})
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +140,7 @@ class _Line:
             new = column.copy() if len(column) else np.full(waiting.rows, UNKNOWN, np.int32)
             new[rows] = told
             filled.append(new)
-        return replace(waiting, predicted_p50=filled[0], predicted_p90=filled[1])
+        return waiting.with_columns({"predicted_p50": filled[0], "predicted_p90": filled[1]})
 
 
 def _running(snapshot: Snapshot) -> _Running:

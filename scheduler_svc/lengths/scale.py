@@ -60,5 +60,5 @@ def log_of(lengths: NDArray[np.integer]) -> I64:
 
 def length_of(logs: I64) -> I64:
     """Tokens, at least 1."""
-    lengths: I64 = _ROUNDED[np.clip(logs, 0, MAX_LOG)]
+    lengths: I64 = _ROUNDED[np.minimum(np.maximum(logs, 0), MAX_LOG)]
     return lengths

@@ -60,12 +60,12 @@ class Signals:
         for start in range(0, len(logs), _CHUNK):
             bins = _bins(features[start : start + _CHUNK])
             wrong = _GRAIN * logs[start : start + _CHUNK] - self.weights[bins].sum(axis=1)
-            wrong = np.clip(wrong, -_CLIP, _CLIP)
+            wrong = np.minimum(np.maximum(wrong, -_CLIP), _CLIP)
             places = bins.reshape(-1)
             errors, counts = np.zeros_like(self.weights), np.bincount(places, minlength=len(self.weights))
             np.add.at(errors, places, np.repeat(wrong, FEATURES))
             self.weights += errors // (FEATURES * (_PRIOR + self.seen + counts))
-            np.clip(self.weights, -_MOST, _MOST, out=self.weights)
+            self.weights = np.minimum(np.maximum(self.weights, -_MOST), _MOST)
             self.seen = np.minimum(self.seen + counts, _SEEN_MOST)
 
 

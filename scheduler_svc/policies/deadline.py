@@ -48,7 +48,7 @@ class Deadline(Policy):
         marks = marked(memory, wait.id, now_us, self._best_effort_us // (MAX_MARKS // 2))
         prompt = np.maximum(run.prompt_tokens.astype(np.int64) - run.computed_tokens - run.in_flight_tokens, 0)
         expected = np.where(run.predicted_p50 >= 0, run.predicted_p50, self.value("output_tokens"))
-        left = np.clip(expected - run.generated_tokens, 1, run.max_new_tokens)
+        left = np.minimum(np.maximum(expected - run.generated_tokens, 1), run.max_new_tokens)
         running = self._due(
             snapshot, prompt, left, run.ttft_deadline_us, run.generated_tokens > 0, run.deadline_us, run.arrival_us
         )
