@@ -16,7 +16,7 @@ pip = @if [ -t 1 ]; then \
 	else $(BIN)/python -m pip --disable-pip-version-check --no-input -qq $(1); fi
 
 .DEFAULT_GOAL := help
-.PHONY: help venv protos kernels model serve demo test test-slow lint types proto-check fmt bench-batching bench-decide bench-ledger bench-static bench-exercises bench-lengths k8s wheel clean distclean
+.PHONY: help venv protos kernels model serve demo test test-slow lint types proto-check fmt bench-batching bench-decide bench-ledger bench-static bench-exercises bench-lengths bench-tiers k8s wheel clean distclean
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):[^#]*## /\1\t/' | expand -t 18
@@ -98,6 +98,9 @@ bench-lengths: protos ## how well the lengths of answers are predicted
 
 bench-exercises: protos ## the worked examples of the textbook, computed
 	@$(BIN)/python -m bench.exercises
+
+bench-tiers: kernels protos ## copies between device pool, CPU tier and SSD, beside memcpy and a plain file
+	@$(BIN)/python -m bench.tiers
 
 k8s: $(TESTS) ## render and validate the Kubernetes manifests
 	@$(BIN)/python -m pytest -q tests/k8s

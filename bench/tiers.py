@@ -18,6 +18,7 @@ the last line is the lowest of all block sizes. FOLDER should be on the disk to 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import mmap
 import os
@@ -40,6 +41,8 @@ from cache_svc.disk_tier import DiskTier
 from cache_svc.index import Content, Origin
 from cache_svc.memory_tier import SEGMENT_BYTES, MemoryTier
 from cache_svc.mover import DiskReport, Mover
+from cache_svc.tier_host import IN_FLIGHT_BYTES
+from cache_svc.tiers import TierLimits
 from executor_svc.clock import MonotonicClock
 from executor_svc.copies import MemoryCopies
 from executor_svc.ports import LoadCopied, StoreCopied
@@ -53,8 +56,6 @@ BLOCK_BYTES = (64 << 10, 256 << 10, 1 << 20, 2 << 20)
 BLOCK_TOKENS = 16
 PLAIN_CALL_BYTES = 4 << 20
 COPIED_AT_ONCE = 64
-IN_FLIGHT = 64
-"""Blocks; as many as the cache has on the way to the SSD."""
 
 Bytes = NDArray[np.uint8]
 MEASURES = ("cpu_store", "cpu_load", "ssd_store", "ssd_load")
@@ -158,21 +159,23 @@ class Rig:
 
     def ssd_store(self) -> None:
         """CPU tier to SSD."""
-        self._do([DiskWrite(Job(slot), Slot(slot), slot, self._entry(slot)) for slot in range(self.blocks)])
+        self._do([DiskWrite(Job(slot), Slot(slot), slot, entry) for slot, entry in enumerate(self.entries)])
 
     def ssd_load(self) -> None:
         """SSD to CPU tier, headers and checksums compared."""
-        jobs = [DiskRead(Job(slot), slot, Slot(slot), self._entry(slot), True) for slot in range(self.blocks)]
-        self._do(jobs)
+        self._do([DiskRead(Job(slot), slot, Slot(slot), entry, True) for slot, entry in enumerate(self.entries)])
 
-    def _entry(self, slot: int) -> DiskEntry:
+    @functools.cached_property
+    def entries(self) -> list[DiskEntry]:
+        """Of the slots, once something is in them."""
         content = Content(bytes(4 * BLOCK_TOKENS), Origin("tenant", bytes(32), "model"))
-        key = Key(slot.to_bytes(32, "little"))
-        return DiskEntry(key, key, content, b"fingerprint", self.checksums[slot], True)
+        keys = [Key(slot.to_bytes(32, "little")) for slot in range(self.blocks)]
+        sums = self.checksums
+        return [DiskEntry(key, key, content, b"fingerprint", sums[at], True) for at, key in enumerate(keys)]
 
     def _do(self, jobs: Sequence[DiskJob]) -> None:
         """As the cache does it: as many jobs are given as reports have come."""
-        room, at, left = IN_FLIGHT, 0, len(jobs)
+        room, at, left = max(TierLimits().disk_jobs_in_flight, IN_FLIGHT_BYTES // self.block_bytes), 0, len(jobs)
         while left:
             if room and at < len(jobs):
                 self.mover.submit(jobs[at : at + room])

@@ -1,8 +1,8 @@
 """The header of a slot on the SSD: what stands behind it, and whose it is.
 
     magic 8, version u32, header bytes u32, block bytes u64, checksum of the block u64, key 32, parent 32,
-    lengths u32 of (fingerprint, salt digest, tenant, model version, token ids), place u8, then these five, then zeros,
-    and in the last 8 bytes xxh3_64 of all before them. Little-endian.
+    lengths u32 of (fingerprint, salt digest, tenant, model version, token ids), place u8, then these five, then
+    xxh3_64 of all before it. Little-endian; what is left of the header says nothing.
 
 A header that is torn, foreign or of another version is None: the slot is empty.
 """
@@ -24,7 +24,7 @@ _CHECKSUM = struct.Struct("<Q")
 
 
 def encode_header(entry: DiskEntry, header_bytes: int, block_bytes: int) -> bytes | None:
-    """The header, `header_bytes` long; None if the entry's names are too long for it."""
+    """The header, without what is left of its `header_bytes`; None if the entry's names are too long for it."""
     origin = entry.content.origin
     parts = (
         entry.fingerprint,
@@ -45,22 +45,21 @@ def encode_header(entry: DiskEntry, header_bytes: int, block_bytes: int) -> byte
         entry.place,
     )
     body = b"".join((fixed, *parts))
-    room = header_bytes - _CHECKSUM.size
-    if len(body) > room:
+    if len(body) > header_bytes - _CHECKSUM.size:
         return None
-    body = body.ljust(room, b"\0")
     return body + _CHECKSUM.pack(xxhash.xxh3_64_intdigest(body))
 
 
-def decode_header(data: bytes | memoryview, block_bytes: int) -> DiskEntry | None:
-    """What a header says; None if it is none, or not for blocks of that size."""
-    if len(data) < _FIXED.size + _CHECKSUM.size or bytes(data[: len(MAGIC)]) != MAGIC:
+def decode_header(data: memoryview, block_bytes: int) -> DiskEntry | None:
+    """What a header of `len(data)` bytes says; None if it is none, or not for blocks of that size."""
+    if len(data) < _FIXED.size or bytes(data[: len(MAGIC)]) != MAGIC:
         return None
-    body = bytes(data[: -_CHECKSUM.size])
-    if _CHECKSUM.unpack(data[-_CHECKSUM.size :])[0] != xxhash.xxh3_64_intdigest(body):
+    _, version, header, block, checksum, key, parent, *lengths, place = _FIXED.unpack_from(data)
+    end = _FIXED.size + sum(lengths)
+    if (version, header, block) != (VERSION, len(data), block_bytes) or end + _CHECKSUM.size > len(data):
         return None
-    _, version, header, block, checksum, key, parent, *lengths, place = _FIXED.unpack_from(body)
-    if (version, header, block) != (VERSION, len(data), block_bytes) or sum(lengths) > len(body) - _FIXED.size:
+    body = bytes(data[:end])
+    if _CHECKSUM.unpack_from(data, end)[0] != xxhash.xxh3_64_intdigest(body):
         return None
     parts: list[bytes] = []
     start = _FIXED.size

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from cache_svc.disk_jobs import DiskErase, DiskJob, DiskRead, DiskWrite
+from cache_svc.disk_jobs import DiskJob, DiskRead
 from cache_svc.disk_layout import DiskLayout
 
 URGENT, WRITES, READS = range(3)
@@ -24,6 +24,10 @@ class DiskQueue:
 
     def __len__(self) -> int:
         return sum(map(len, self._lanes)) + sum(map(len, self._later.values()))
+
+    def can_take(self, *, reads_only: bool) -> bool:
+        """Whether `take` would give something."""
+        return bool(self._lanes[URGENT] or self._lanes[READS] or (self._lanes[WRITES] and not reads_only))
 
     def add(self, job: DiskJob) -> None:
         """Behind those of its lane, and of its slot."""
@@ -68,20 +72,12 @@ def _run(waiting: dict[int, DiskJob], layout: DiskLayout, most: int) -> list[Dis
     """The oldest job, with waiting neighbours of its kind on both sides."""
     oldest = next(iter(waiting))
     kind = type(waiting[oldest])
-    number, _ = layout.place(oldest)
-    first, last = oldest, oldest
-    while last - first + 1 < most and _fits(waiting, last + 1, kind, layout, number):
+    file_first = oldest - oldest % layout.file_slots
+    first = last = oldest
+    end = min(file_first + layout.file_slots, oldest + most) - 1
+    while last < end and type(waiting.get(last + 1)) is kind:
         last += 1
-    while last - first + 1 < most and _fits(waiting, first - 1, kind, layout, number):
+    start = max(file_first, last + 1 - most)
+    while first > start and type(waiting.get(first - 1)) is kind:
         first -= 1
     return [waiting.pop(slot) for slot in range(first, last + 1)]
-
-
-def _fits(
-    waiting: dict[int, DiskJob],
-    slot: int,
-    kind: type[DiskRead | DiskWrite | DiskErase],
-    layout: DiskLayout,
-    number: int,
-) -> bool:
-    return isinstance(waiting.get(slot), kind) and layout.place(slot)[0] == number

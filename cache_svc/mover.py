@@ -27,7 +27,7 @@ from cache_svc.throughput import Throughput
 from jitney.serving import logs
 from jitney.ticket_ops import slot_id
 
-JOIN_BYTES = 4 << 20
+JOIN_BYTES = 2 << 20
 """So much is moved by one call at most, and at least one block."""
 MOST_JOINED = 256
 """Buffers of a call: two a block, and the system takes 1024."""
@@ -94,7 +94,10 @@ class Mover:
         self._queue = DiskQueue()
         self._running = 0
         self._closing = False
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._more = threading.Condition(self._lock)  # one of the threads for all work is woken at a time
+        self._more_reads = threading.Condition(self._lock)
+        self._idle = threading.Condition(self._lock)
         self._reads, self._writes = Throughput(), Throughput()
         self._outcomes: Counter[Outcome] = Counter()
         self._errors: Counter[str] = Counter()
@@ -110,19 +113,19 @@ class Mover:
 
     def submit(self, jobs: Sequence[DiskJob]) -> None:
         """Has the jobs done; returns at once."""
-        with self._changed:
+        with self._lock:
             for job in jobs:
                 self._queue.add(job)
-            self._changed.notify_all()
+            self._wake()
 
     def rates(self) -> tuple[int, int]:
         """Bytes a second lately: read, written; 0 unknown."""
-        with self._changed:
+        with self._lock:
             return self._reads.bytes_per_s, self._writes.bytes_per_s
 
     def status(self) -> MoverStatus:
         """Counters and rates."""
-        with self._changed:
+        with self._lock:
             return MoverStatus(
                 read_bytes=self._reads.total_bytes,
                 read_us=int(self._reads.total_s * 1e6),
@@ -138,38 +141,51 @@ class Mover:
     def close(self, grace_s: float) -> None:
         """Drops the reads, writes what is queued within the grace, and ends the threads. Blocks."""
         end = time.monotonic() + grace_s
-        with self._changed:
+        with self._lock:
             self._queue.drop_reads()
-            self._changed.wait_for(lambda: not len(self._queue) and not self._running, max(0.0, grace_s))
+            self._idle.wait_for(lambda: not len(self._queue) and not self._running, max(0.0, grace_s))
             self._closing = True
-            self._changed.notify_all()
+            self._more.notify_all()
+            self._more_reads.notify_all()
         for thread in self._threads:
             thread.join(max(0.1, end - time.monotonic()))
 
     def _work(self, reads_only: bool) -> None:
         pages = [aligned(self._layout.header_bytes) for _ in range(self._most)]
-        while True:
-            with self._changed:
-                run: Sequence[DiskJob] = ()
-                while not run:
-                    if self._closing:
-                        return
-                    run = self._queue.take(self._layout, self._most, reads_only=reads_only)
-                    if not run:
-                        self._changed.wait()
-                self._running += len(run)
+        while run := self._take(reads_only):
             try:
                 outcomes = self._move(run, pages)
             except Exception:
                 self._log.exception("the mover failed")
                 outcomes = [Outcome.FAILED] * len(run)
             self._report([DiskReport(job, outcome) for job, outcome in zip(run, outcomes, strict=True)])
-            with self._changed:
+            with self._lock:
                 self._running -= len(run)
                 self._outcomes.update(outcomes)
                 for job in run:
                     self._queue.done(job.disk_slot)
-                self._changed.notify_all()
+                self._wake()
+
+    def _take(self, reads_only: bool) -> Sequence[DiskJob]:
+        """The next run, when there is one; none: the end."""
+        more = self._more_reads if reads_only else self._more
+        with self._lock:
+            more.wait_for(lambda: self._closing or self._queue.can_take(reads_only=reads_only))
+            if self._closing:
+                return ()
+            run = self._queue.take(self._layout, self._most, reads_only=reads_only)
+            self._running += len(run)
+            self._wake()
+            return run
+
+    def _wake(self) -> None:
+        """Who takes something wakes the next one, as long as there is something to take."""
+        if self._queue.can_take(reads_only=True):
+            self._more_reads.notify()
+        if self._queue.can_take(reads_only=False):
+            self._more.notify()
+        elif not self._running:
+            self._idle.notify_all()
 
     def _move(self, run: Sequence[DiskJob], pages: Sequence[memoryview]) -> Sequence[Outcome]:
         if isinstance(run[0], DiskRead):
@@ -197,7 +213,8 @@ class Mover:
 
     def _is_good(self, job: DiskRead, page: memoryview, view: memoryview) -> bool:
         block_bytes = self._layout.block_bytes
-        if bytes(page) != encode_header(job.entry, len(page), block_bytes):
+        expected = encode_header(job.entry, len(page), block_bytes)
+        if expected is None or bytes(page[: len(expected)]) != expected:
             found = decode_header(page, block_bytes)
             if found is None or replace(found, place=job.entry.place) != job.entry:
                 return False
@@ -208,7 +225,7 @@ class Mover:
             header = encode_header(job.entry, self._layout.header_bytes, self._layout.block_bytes)
             if header is None:
                 return self._write_around(run, job, pages)
-            page[:] = header
+            page[:] = header.ljust(len(page), b"\0")
         views = [self._memory.view(slot_id(job.cpu_slot)) for job in run]
         return [
             self._written(run[0].disk_slot, [part for pair in zip(pages, views, strict=False) for part in pair])
@@ -241,13 +258,13 @@ class Mover:
         return Outcome.OK
 
     def _begin(self, rate: Throughput) -> None:
-        with self._changed:
+        with self._lock:
             rate.began(self._clock())
 
     def _end(self, rate: Throughput, slots: int) -> None:
-        with self._changed:
+        with self._lock:
             rate.ended(self._clock(), slots * self._layout.block_bytes)
 
     def _failed(self, error: OSError) -> None:
-        with self._changed:
+        with self._lock:
             self._errors[errno.errorcode.get(error.errno or 0, "unknown")] += 1

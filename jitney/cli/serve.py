@@ -36,6 +36,11 @@ def serve(
         ),
     ] = None,
     grace: Annotated[float, typer.Option(min=0, help="Seconds that running requests get after Ctrl-C.")] = 30.0,
+    cpu_bytes: Annotated[
+        int | None, typer.Option(min=0, help="Limit of the cache's tier in shared memory.", show_default="1 GiB")
+    ] = None,
+    ssd_dir: Annotated[Path | None, typer.Option(help="Folder of the cache's SSD tier.", show_default="none")] = None,
+    ssd_bytes: Annotated[int | None, typer.Option(min=0, help="Limit of the SSD tier.", show_default="8 GiB")] = None,
     executor: Annotated[
         Extra | None, typer.Option(metavar="FLAG", help="Flag for the executor, e.g. --executor=--max-rows=64.")
     ] = None,
@@ -54,7 +59,7 @@ def serve(
         grace_s=grace,
         executor_args=(f"--model={path}", *(executor or ())),
         scheduler_args=tuple(scheduler or ()),
-        cache_args=tuple(cache or ()),
+        cache_args=(*_tiers(cpu_bytes, ssd_dir, ssd_bytes), *(cache or ())),
     )
     logs.configure("supervisor", "info", "console" if console.is_terminal else "json")
     interrupts = _Interrupts()
@@ -63,6 +68,13 @@ def serve(
         _show(supervisor, console)
         interrupts.wait()
     _stop(supervisor, interrupts, console)
+
+
+def _tiers(cpu_bytes: int | None, ssd_dir: Path | None, ssd_bytes: int | None) -> list[str]:
+    """Flags of the cache for what was given."""
+    given = {"--cpu-bytes": cpu_bytes, "--ssd-dir": None if ssd_dir is None else ssd_dir.absolute()}
+    given["--ssd-bytes"] = ssd_bytes
+    return [f"{flag}={value}" for flag, value in given.items() if value is not None]
 
 
 class _Interrupts:

@@ -49,16 +49,17 @@ def test_a_layout_never_takes_more_than_its_limit(block_bytes: int, limit_bytes:
 
 
 def test_a_header_says_all_and_any_changed_bit_makes_it_void() -> None:
-    header = encode_header(entry(7), 4096, BLOCK_BYTES)
-    assert header is not None and len(header) == 4096
-    assert decode_header(header, BLOCK_BYTES) == entry(7)
-    assert decode_header(header, BLOCK_BYTES + 1) is None
-    assert decode_header(header[:-1], BLOCK_BYTES) is None
-    assert decode_header(bytes(4096), BLOCK_BYTES) is None
-    for bit in range(0, 8 * 4096, 97):
-        changed = bytearray(header)
-        changed[bit // 8] ^= 1 << bit % 8
-        assert decode_header(bytes(changed), BLOCK_BYTES) is None
+    said = encode_header(entry(7), 4096, BLOCK_BYTES)
+    assert said is not None
+    header = bytearray(said.ljust(4096, b"\0"))
+    assert decode_header(memoryview(header), BLOCK_BYTES) == entry(7)
+    assert decode_header(memoryview(header), BLOCK_BYTES + 1) is None
+    assert decode_header(memoryview(header)[:-1], BLOCK_BYTES) is None
+    assert decode_header(memoryview(bytearray(4096)), BLOCK_BYTES) is None
+    for bit in range(8 * len(said)):
+        header[bit // 8] ^= 1 << bit % 8
+        assert decode_header(memoryview(header), BLOCK_BYTES) is None
+        header[bit // 8] ^= 1 << bit % 8
 
 
 def test_names_too_long_for_a_header_are_said_so() -> None:
