@@ -26,7 +26,6 @@ PAGE_BYTES = 4096
 SEGMENT_BYTES = 1 << 30
 CHUNK_BYTES = 64 << 20
 GENERATION_BYTES = 4
-_POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, since Linux 5.14
 
 
 def paged(count: int) -> int:
@@ -120,10 +119,7 @@ class MemoryTier:
         try:
             got = _fill(file, size)
             if got:
-                room = mmap.mmap(file, got)
-                with suppress(OSError):  # page tables too, where the kernel can
-                    room.madvise(_POPULATE_WRITE)
-                self._maps.append(room)
+                self._maps.append(mmap.mmap(file, got))
         finally:
             os.close(file)
         if not got:

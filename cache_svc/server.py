@@ -207,7 +207,7 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
                 event = await queue.get()
                 if event is None:
                     return
-                if isinstance(event, JitneyError):
+                if isinstance(event, Exception):
                     raise event
                 yield encode_event(event)
         finally:
@@ -227,8 +227,8 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
                 if call is not None:
                     self._host.told(session.owner, call)
             queue.put_nowait(None)
-        except JitneyError as error:
-            queue.put_nowait(error)
+        except Exception as error:
+            queue.put_nowait(error)  # raised where the stream is answered
         finally:
             if session is not None:
                 self._host.streams.closed(session.owner, queue)

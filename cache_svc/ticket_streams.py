@@ -13,7 +13,7 @@ from cache_svc.pins import Owner
 from jitney.errors import Aborted, JitneyError
 from jitney.ticket_ops import TicketEvent
 
-Queue = asyncio.Queue[TicketEvent | JitneyError | None]
+Queue = asyncio.Queue[TicketEvent | Exception | None]
 """What a stream is to say; an error ends it, None too."""
 
 
