@@ -94,6 +94,7 @@ class Apply:
         self._untold: dict[RequestId, list[Block]] = {}  # granted blocks taken, whose Bind is not sent
         self._returns: list[Block] = []
         self._releases: list[Release] = []
+        self._seals: list[Seal] = []  # of substitutes that were dismissed
         self._swaps: list[Swap] = []
         self._sent: deque[Sent] = deque()
         self.copying = copying
@@ -152,7 +153,7 @@ class Apply:
     ) -> Batch | None:
         """The batch of this step, or None if there is nothing to tell. `ran` are the rows that have more to seal: those
         of the completed step, and those whose load has ended."""
-        seals: list[Seal] = []
+        seals, self._seals = self._seals, []
         for request in self._filled(ran):
             seals += self._seals_of(request)
         for victim in victims:
@@ -214,6 +215,7 @@ class Apply:
                 continue
             if acquired.code is not ResultCode.OK or reserved.code is not ResultCode.OK:
                 request.note(now_us, f"went back to waiting: {reserved.short_by} blocks short")
+                request.known_hits = -1
                 self._give_up(request)
                 continue
             if request.state is State.BOARDING:
@@ -264,7 +266,8 @@ class Apply:
             self._registry.back_to_waiting(request)
 
     def dismiss(self, request: LiveRequest) -> None:
-        """A substitute was not needed: the next batch releases what it had reserved."""
+        """A substitute was not needed: the next batch seals what it has loaded and releases what it had reserved."""
+        self._seals += self._seals_of(request)
         self._releases.append(Release(request.id))
         self._give_up(request)
 
@@ -293,14 +296,15 @@ class Apply:
         for request in [request for request in standing_by if request.load is None]:
             self._give_up(request)
         self._releases.clear()
+        self._seals.clear()
         self._swaps.clear()
         self._returns.clear()
         self._untold.clear()
         return declaration([*self._registry.running, *self._left, *loading], self._blocks)
 
     def _filled(self, ran: Iterable[LiveRequest]) -> list[LiveRequest]:
-        """Of rows that ran, those that run on with a block more full of computed tokens than is sealed."""
-        rows = [request for request in ran if request.state is State.RUNNING]
+        """Of rows that ran or were loaded, those that go on with a block more full of tokens than is sealed."""
+        rows = [request for request in ran if request.state in (State.RUNNING, State.STANDBY)]
         if not rows:
             return rows
         slots, registry = slots_of(rows), self._registry
@@ -349,7 +353,7 @@ class Apply:
             self._registry.admitted_us[slot] = now_us
             self._registry.held_blocks[slot] = total
             sent.boarding.append(Boarding(request, request.boardings))
-            sent.promised_blocks += max(0, total - request.known_hits)
+            sent.promised_blocks += max(0, total - max(0, request.known_hits))
             acquires.append(Acquire(request.id, keys))
             reserves.append(Reserve(request.id, keys, total, admission.load_blocks))
         return acquires, reserves

@@ -1,6 +1,7 @@
 """The waiting requests that are likely next: hashed and looked up off the loop, at most 64 at a time.
 
-Hits grow old as blocks come and go; a candidate is looked up again after a while. A request that boards without a
+Hits grow old as blocks come and go; a candidate is looked up again after a while, and at once when it did not get the
+blocks that its hits had promised. A request that boards without a
 look-up loses nothing: its Acquire names the whole chain. So one look-up every few steps is enough, unless one of the
 first in line is unknown.
 """
@@ -60,7 +61,7 @@ class Candidates:
         if self._asked or not self._is_due(step):
             return
         current = self._current()
-        self._hits = {r.id: self._hits[r.id] for r in current if r.id in self._hits}
+        self._hits = {r.id: self._hits[r.id] for r in current if r.id in self._hits and r.known_hits >= 0}
         self._choices = [r for r in current if r.siblings]
         self._table = None
         chains = []
@@ -79,7 +80,10 @@ class Candidates:
         if step - self._asked_step >= STALE_AFTER_STEPS:
             return True
         first = self._order[:_FIRST] or [request.id for request in self._registry.newest_waiting(_FIRST)]
-        return any(request not in self._hits and self._waits(request) for request in first)
+        return any(self._waits(request) and not self._knows(request) for request in first)
+
+    def _knows(self, request_id: int) -> bool:
+        return request_id in self._hits and self._registry.by_id[request_id].known_hits >= 0
 
     def looked_up_after(self, now_us: int) -> int:
         """Until when it is worth to wait for the look-up that is on its way; 0: there is none, or it is late."""

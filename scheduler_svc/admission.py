@@ -26,6 +26,7 @@ from jitney.snapshot import MAX_CANDIDATES, Settings, Snapshot
 from scheduler_svc.budget import Budget, Reserve, growth_tokens
 from scheduler_svc.candidates import Hits, HitsOf
 from scheduler_svc.chunking import long_share
+from scheduler_svc.costs import rows_at_once
 from scheduler_svc.displacement import Displacement
 from scheduler_svc.loading import NO_LOAD, Load, LoadCosts
 from scheduler_svc.running import RunningRows
@@ -88,7 +89,7 @@ class Boarding:
     @property
     def skipped_load_blocks(self) -> int:
         """Blocks in lower tiers that are computed anew."""
-        return sum(load.found - load.blocks for load in self.loads)
+        return sum(max(load.found - load.blocks, 0) for load in self.loads)
 
     def columns(self, snapshot: Snapshot) -> AdmitColumns:
         """As the decision tells it."""
@@ -109,6 +110,7 @@ def board(
     *,
     closed: bool,
     displacement: Displacement | None = None,
+    worth_percent: int = 100,
 ) -> Boarding:
     """Boards waiting requests in `order` and takes what they need from `budget`. `rows` are those that stay; some of
     them leave all the same, if a `displacement` finds that they should.
@@ -121,13 +123,14 @@ def board(
     first = order[: max(budget.rows, 0) + 1 + more]
     lists = (a[first].tolist() for a in (table.id, table.tokens, table.new_tokens, table.preemptions))
     hits = HitsOf(snapshot, rows.id)
-    spare, costs = max(rows.count - reserve.growing, 0), LoadCosts.of(snapshot)
+    spare, costs = max(rows.count - reserve.growing, 0), LoadCosts.of(snapshot, worth_percent)
+    at_once = rows_at_once(rows)
     for place, (row, id_, tokens, new, times) in enumerate(zip(first.tolist(), *lists, strict=True)):
         hit = hits[id_]
         if displacement is not None and displacement.has_left(hit.owner):
             hit = hit._replace(owner=0)
         empty = rows.count == 0 and not out.rows
-        need = _need(snapshot, hit, costs, tokens, new, times, 0 if empty else spare)
+        need = _need(snapshot, hit, costs, tokens, new, times, 0 if empty else spare, at_once + len(out.rows))
         kept = 0 if empty else reserve.blocks + out.kept
         blocks = need.now + hit.unheld + (0 if empty else need.later + need.again)
         shut = closed
@@ -167,16 +170,21 @@ class _Need(NamedTuple):
     load: Load
 
 
-def _need(snapshot: Snapshot, hit: Hits, costs: LoadCosts, tokens: int, new: int, times: int, spare: int) -> _Need:
-    """Of a request that was preempted `times` times; `spare`: a block for each running row that has none kept."""
+def _need(
+    snapshot: Snapshot, hit: Hits, costs: LoadCosts, tokens: int, new: int, times: int, spare: int, at_once: int
+) -> _Need:
+    """Of a request that was preempted `times` times; `spare`: a block for each running row that has none kept;
+    `at_once`: rows of a step."""
     size = snapshot.settings.block_tokens
     bound = times >= snapshot.settings.max_preemptions
     load = NO_LOAD
-    if hit.cpu + hit.ssd and not hit.owner:
+    if not hit.known:
+        load = costs.unseen(tokens // size)
+    elif hit.cpu + hit.ssd and not hit.owner:
         behind = max(tokens // size - hit.blocks, 0)
         cpu = min(hit.cpu, behind)
-        load = costs.best(cpu, min(hit.ssd, behind - cpu))
-    there = hit.blocks + load.blocks
+        load = costs.best(hit.blocks, cpu, min(hit.ssd, behind - cpu), at_once if times else 1)
+    there = hit.blocks + min(load.blocks, load.found)
     return _Need(
         now=max(-(-tokens // size) - hit.blocks, 0),
         later=_later(snapshot, tokens, new, whole=bound),

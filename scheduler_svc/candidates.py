@@ -12,17 +12,19 @@ from jitney.snapshot import MAX_CANDIDATES, Snapshot
 
 class Hits(NamedTuple):
     """Device blocks of a request's prefix that are there; of these, those that nobody holds; the running row that is
-    computing what follows, 0 if none is; and the blocks behind them in the CPU tier and on the SSD."""
+    computing what follows, 0 if none is; the blocks behind them in the CPU tier and on the SSD; and whether it was
+    looked up at all."""
 
     blocks: int = 0
     unheld: int = 0
     owner: int = 0
     cpu: int = 0
     ssd: int = 0
+    known: bool = False
 
 
 NO_HITS = Hits()
-"""Of a request that was not looked up: planned as a total miss."""
+"""Of a request that was not looked up: planned as a total miss, and loads what there is where that pays."""
 
 
 class HitsOf:
@@ -47,6 +49,7 @@ class HitsOf:
             owner,
             int(table.cpu_hit_blocks[row]),
             int(table.ssd_hit_blocks[row]),
+            known=True,
         )
 
 

@@ -1,15 +1,22 @@
 """What it costs to take a running row's blocks away and to bring them back, and the cheapest rows that free enough.
 
-    recompute = tokens lost / prefill rate
+    recompute = tokens lost / prefill rate + time per context token * context tokens that their chunks read
     move      = bytes not yet lower down / rate out + bytes to bring back / rate in + wait in the copy queues
 
+The wait is that for what is leaving already, for loads that are queued, and for victims of the same decision.
 Blocks that others hold are neither freed nor lost. Tokens lost are all of prompt and answer, or what a row in its
 prefill has computed: the rest of a prompt has to be computed either way.
+
+These are the times that decisions tell. They are compared by whom they keep waiting: tokens that are computed again
+make the step longer for every row of it, a copy out keeps waiting the rows that need the blocks, and a copy in only the
+row itself.
+
+    recompute is dearer if  recompute * rows  >  copy out * rows that need a block + copy in
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -22,6 +29,11 @@ ASSUMED_PREFILL_TOKENS_PER_S = 1_000
 """Stands in for a rate that is not known yet."""
 MAX_BLOCK_NS = 1 << 30
 """A slower copy costs no more: keeps sums within 64 bits, whatever rate was measured."""
+MAX_CONTEXT_PS = 1_000_000
+MAX_TOKENS = 1 << 24
+MAX_LOST_US = 1 << 32
+MAX_ROWS = 1 << 16
+"""The same for the time per context token, a row's tokens, and what is lost by rows together."""
 
 
 def lost_tokens(rows: RunningRows) -> I64:
@@ -31,75 +43,151 @@ def lost_tokens(rows: RunningRows) -> I64:
 
 
 @dataclass(frozen=True, slots=True)
-class Costs:
-    """[R] each; -1 where a move is not possible. `room` is left in each tier: blocks to store, blocks to pin."""
+class Cost:
+    """Microseconds [R]: of the thing itself, and lost by all rows together; -1 where it is not possible."""
 
-    recompute_us: I64
-    cpu_us: I64
-    ssd_us: I64
-    store: I64  # blocks to be stored
-    pin: I64  # blocks to be brought back
-    room: dict[PreemptionMode, list[int]] = field(default_factory=dict)
+    us: I64
+    lost_us: I64
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """`room` is left in each tier: blocks to store, blocks to pin."""
+
+    recompute: Cost
+    moves: tuple[tuple[PreemptionMode, Cost], ...]
+    store: I64  # [R] blocks to be stored
+    pin: I64  # [R] blocks to be brought back
+    out_ns: int  # to store a block
+    starving: int  # rows that wait for the blocks
+    worth_percent: int  # a move may cost so much of a recompute
+    room: dict[PreemptionMode, list[int]]
 
     @classmethod
-    def of(cls, snapshot: Snapshot, rows: RunningRows) -> Costs:
+    def of(cls, snapshot: Snapshot, rows: RunningRows, *, worth_percent: int = 100, starving: int = 1) -> Costs:
         """By the rates measured and the room that the tiers have."""
-        rates = snapshot.rates
-        speed = rates.prefill_tokens_per_s or ASSUMED_PREFILL_TOKENS_PER_S
+        rates, cpu, ssd = snapshot.rates, snapshot.cpu, snapshot.ssd
         full = np.minimum(rows.planned // rows.block_tokens, rows.held)
         pin = np.maximum(full - rows.shared, 0)
         store = np.maximum(pin - rows.lower, 0)
-        cpu_us = _move_us(store, pin, rates, snapshot.cpu, ssd=False)
-        ssd_us = _move_us(store, pin, rates, snapshot.ssd, ssd=True)
-        ssd_us += np.where(ssd_us >= 0, snapshot.cpu.queue_us, 0)
-        room = {
-            PreemptionMode.SWAP_CPU: [snapshot.cpu.free_blocks, snapshot.cpu.pin_blocks],
-            PreemptionMode.SWAP_SSD: [snapshot.ssd.free_blocks, snapshot.ssd.pin_blocks],
-        }
-        return cls(lost_tokens(rows) * 1_000_000 // speed, cpu_us, ssd_us, store, pin, room)
+        leaving_us = snapshot.blocks.leaving * out_ns(rates) // 1000
+        shared = rows.shared * rows.block_tokens
+        recompute_us = compute_us(snapshot, shared, shared + lost_tokens(rows))
+        return cls(
+            Cost(recompute_us, _lost(recompute_us, rows_at_once(rows))),
+            (
+                (PreemptionMode.SWAP_CPU, _move(store, pin, rates, cpu, leaving_us, cpu.queue_us, starving)),
+                (
+                    PreemptionMode.SWAP_SSD,
+                    _move(store, pin, rates, ssd, leaving_us, cpu.queue_us + ssd.queue_us, starving, ssd=True),
+                ),
+            ),
+            store,
+            pin,
+            out_ns(rates),
+            starving,
+            worth_percent,
+            {
+                PreemptionMode.SWAP_CPU: [cpu.free_blocks, cpu.pin_blocks],
+                PreemptionMode.SWAP_SSD: [ssd.free_blocks, ssd.pin_blocks],
+            },
+        )
 
     @property
     def least_us(self) -> I64:
+        """Of the shortest way [R]."""
+        least = self.recompute.us
+        for _, move in self.moves:
+            least = np.where(move.us >= 0, np.minimum(least, move.us), least)
+        return least
+
+    @property
+    def least_lost_us(self) -> I64:
         """Of the cheapest way [R]."""
-        least = self.recompute_us
-        for move in (self.cpu_us, self.ssd_us):
-            least = np.where(move >= 0, np.minimum(least, move), least)
+        least = self.recompute.lost_us
+        for _, move in self.moves:
+            least = np.where(move.us >= 0, np.minimum(least, move.lost_us), least)
         return least
 
     def settle(self, victims: I64) -> tuple[I64, I64]:
         """The mode of each victim and the microseconds of its cheapest move, as long as the tiers have room."""
-        modes, moves = [], []
+        modes, moves, wait_us = [], [], 0
         for victim in victims.tolist():
             store, pin = int(self.store[victim]), int(self.pin[victim])
             options = [
-                (int(cost[victim]), mode)
-                for mode, cost in ((PreemptionMode.SWAP_CPU, self.cpu_us), (PreemptionMode.SWAP_SSD, self.ssd_us))
-                if cost[victim] >= 0 and self.room[mode][0] >= store and self.room[mode][1] >= pin
+                (int(cost.lost_us[victim]) + wait_us * self.starving, int(cost.us[victim]) + wait_us, mode)
+                for mode, cost in self.moves
+                if cost.us[victim] >= 0 and self.room[mode][0] >= store and self.room[mode][1] >= pin
             ]
-            move, mode = min(options, default=(-1, PreemptionMode.RECOMPUTE))
+            lost, move, mode = min(options, default=(0, -1, PreemptionMode.RECOMPUTE))
             moves.append(move)
-            if move >= self.recompute_us[victim]:
+            if lost * 100 >= int(self.recompute.lost_us[victim]) * self.worth_percent:
                 mode = PreemptionMode.RECOMPUTE
             if mode is not PreemptionMode.RECOMPUTE:
                 self.room[mode][0] -= store
                 self.room[mode][1] -= pin
+                wait_us += store * self.out_ns // 1000
             modes.append(int(mode))
         return np.array(modes, np.int64), np.array(moves, np.int64)
 
 
-def _move_us(store: I64, pin: I64, rates: Rates, room: TierRoom, *, ssd: bool) -> I64:
-    """Microseconds [R] to store and to bring back through the CPU tier, or through it to the SSD; -1: not possible."""
+def rows_at_once(rows: RunningRows) -> int:
+    """Rows that a step keeps waiting as long as it takes: those that compute, or will."""
+    return max(int(np.count_nonzero(rows.wanted)), 1)
+
+
+def compute_us(snapshot: Snapshot, first: I64, last: I64) -> I64:
+    """Microseconds [R] that it takes to compute the tokens of rows from index `first` [R] up to `last` [R]."""
+    rates = snapshot.rates
+    speed = rates.prefill_tokens_per_s or ASSUMED_PREFILL_TOKENS_PER_S
+    chunk = max(min(snapshot.settings.chunk_cap_tokens, snapshot.settings.max_step_tokens), 1)
+    first, last = np.minimum(first, MAX_TOKENS), np.minimum(last, MAX_TOKENS)
+    count = np.maximum(last - first, 0)
+    read = count * (first + last) // (2 * chunk)  # context of each chunk, summed up
+    context_us = read // 1000 * min(rates.step_per_context_token_ps, MAX_CONTEXT_PS) // 1000
+    time_us: I64 = count * 1_000_000 // speed + context_us
+    return time_us
+
+
+def out_ns(rates: Rates) -> int:
+    """Nanoseconds to store a block in the CPU tier; 0 unknown."""
+    out = rates.to_host_bytes_per_s
+    return min(rates.block_bytes * 1_000_000_000 // out, MAX_BLOCK_NS) if out else 0
+
+
+def _move(
+    store: I64,
+    pin: I64,
+    rates: Rates,
+    room: TierRoom,
+    leaving_us: int,
+    queue_us: int,
+    starving: int,
+    *,
+    ssd: bool = False,
+) -> Cost:
+    """To store [R] and to bring back [R] through the CPU tier, or through it to the SSD."""
     out_rates, in_rates = [rates.to_host_bytes_per_s], [rates.to_device_bytes_per_s]
     if ssd:
         out_rates.append(rates.ssd_write_bytes_per_s)
         in_rates.append(rates.ssd_read_bytes_per_s)
     if not rates.block_bytes or not room.pin_blocks or not all(out_rates + in_rates):
-        return np.full(len(store), -1, np.int64)
-    cost = np.full(len(store), room.queue_us, np.int64)
-    for blocks, speeds in ((store, out_rates), (pin, in_rates)):
-        block_ns = sum(rates.block_bytes * 1_000_000_000 // speed for speed in speeds)
-        cost += blocks * min(block_ns, MAX_BLOCK_NS) // 1000
-    return np.where((store <= room.free_blocks) & (pin <= room.pin_blocks), cost, -1)
+        none = np.full(len(store), -1, np.int64)
+        return Cost(none, none)
+    out_us, in_us = (
+        wait_us
+        + blocks * min(sum(rates.block_bytes * 1_000_000_000 // speed for speed in speeds), MAX_BLOCK_NS) // 1000
+        for blocks, speeds, wait_us in ((store, out_rates, leaving_us), (pin, in_rates, queue_us))
+    )
+    fits = (store <= room.free_blocks) & (pin <= room.pin_blocks)
+    lost_us = _lost(out_us, starving) + _lost(in_us, 1)
+    return Cost(np.where(fits, out_us + in_us, -1), np.where(fits, lost_us, -1))
+
+
+def _lost(time_us: I64, rows: int) -> I64:
+    """By so many rows, each of which waits so long."""
+    lost: I64 = np.minimum(time_us, MAX_LOST_US) * min(rows, MAX_ROWS)
+    return lost
 
 
 def cheapest_cover(cost: I64, gain: I64, allowed: Flags, need: int) -> I64:

@@ -44,6 +44,7 @@ class Displacement:
     short_class: int | None  # lowest class of the rows that went short of blocks in this step
     coming: int  # blocks that are free as soon as launched steps and copies have ended
     slack: int  # rows that the step could hold beyond those that its target allows
+    worth_percent: int  # a move may cost so much of a recompute
     victims: list[int] = field(default_factory=list)
     modes: list[int] = field(default_factory=list)
     move_us: list[int] = field(default_factory=list)
@@ -52,7 +53,14 @@ class Displacement:
 
     @classmethod
     def of(
-        cls, snapshot: Snapshot, ranking: Ranking, rows: RunningRows, relief: Relief, budget: Budget
+        cls,
+        snapshot: Snapshot,
+        ranking: Ranking,
+        rows: RunningRows,
+        relief: Relief,
+        budget: Budget,
+        *,
+        worth_percent: int,
     ) -> Displacement:
         """With the victims of `relief` gone already, which `budget` knows."""
         free = movable(rows)
@@ -62,13 +70,13 @@ class Displacement:
         least = int(rows.rank_class[short].min()) if np.count_nonzero(short) else None
         coming = snapshot.blocks.leaving + int(snapshot.ending.held_blocks.sum(dtype=np.int64))
         slack = snapshot.settings.max_rows - rows.count + len(relief.victims) - budget.rows
-        return cls(snapshot, ranking, rows, relief.tokens.copy(), free, least, coming, slack)
+        return cls(snapshot, ranking, rows, relief.tokens.copy(), free, least, coming, slack, worth_percent)
 
     @property
     def costs(self) -> Costs:
         """Reckoned when somebody might leave."""
         if self._costs is None:
-            self._costs = Costs.of(self.snapshot, self.rows)
+            self._costs = Costs.of(self.snapshot, self.rows, worth_percent=self.worth_percent)
         return self._costs
 
     @property
@@ -99,7 +107,7 @@ class Displacement:
         allowed = self.free & (self.rows.rank_class > int(self.ranking.waiting_class[row]))
         if not allowed.any():
             return False
-        cost, classes = self.costs.least_us, self.rows.rank_class
+        cost, classes = self.costs.least_lost_us, self.rows.rank_class
         gain = self.rows.private + self.rows.growth_of(self.tokens)
         chosen = cover_by_class(cost, gain, allowed, missing, classes)
         if int(gain[chosen].sum()) < missing:
@@ -177,7 +185,7 @@ class Displacement:
             starved=relief.starved,
             victims=np.append(relief.victims, new),
             modes=np.append(relief.modes, self.modes),
-            recompute_us=np.append(relief.recompute_us, self.costs.recompute_us[new]),
+            recompute_us=np.append(relief.recompute_us, self.costs.recompute.us[new]),
             move_us=np.append(relief.move_us, self.move_us),
             for_id=np.append(relief.for_id, np.array(self.for_id, np.uint64)),
             freed=relief.freed,

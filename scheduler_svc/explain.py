@@ -105,7 +105,7 @@ def _waiting(snapshot: Snapshot, planned: Plan, row: int, policy: Policy) -> Exp
         tokens, blocks, load = boarding.tokens[place], boarding.blocks[place], boarding.loads[place]
         begins = f"with {tokens} tokens" if tokens else "and waits for a prefix that is being computed"
         if load.blocks:
-            begins = "and waits for its blocks"
+            begins = "and waits for its blocks" if load.found else "and loads what lower tiers have of it"
         sentence = f"boards {begins}, takes {blocks} blocks{_loads(load, blocks)}"
         return Explanation("admitted", sentence, needed=blocks, available=blocks)
     among = ~np.isin(snapshot.waiting.id, np.array([r.id for r in planned.refusals], np.uint64))

@@ -1,7 +1,11 @@
 """Whether blocks that lie in lower tiers are loaded or computed anew: by whatever is faster.
 
     load    = blocks / rate into the device, + blocks of the SSD / its read rate, + the wait in the copy queues
-    compute = their tokens / prefill rate
+    compute = as in costs, from the last block on the device to the last one loaded
+
+A new request is not kept waiting longer than it must. One that was preempted is loaded also where it would be computed
+sooner, if all rows of a step together lose more by that: computing keeps all of them waiting (see costs), a load only
+itself.
 
 Either all that was found is loaded, or only as many blocks as the CPU tier has, or none. A look-up tells counts: where
 the two tiers alternate along a chain, "as many as the CPU tier has" may name some of the SSD's, and the cache takes
@@ -14,8 +18,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+
 from jitney.snapshot import Snapshot
-from scheduler_svc.costs import ASSUMED_PREFILL_TOKENS_PER_S, MAX_BLOCK_NS
+from scheduler_svc.costs import MAX_BLOCK_NS, compute_us
 
 ASSUMED_READ_BYTES_PER_S = 200_000_000
 """Of an SSD whose rate is not known yet: after a restart the first hits are there."""
@@ -40,41 +46,60 @@ NO_LOAD = Load()
 class LoadCosts:
     """Nanoseconds a block, 0 unknown; the waits grow with each load that is taken."""
 
+    snapshot: Snapshot
     copy_ns: int
     read_ns: int
-    compute_ns: int
     copy_wait_us: int
     read_wait_us: int
+    worth_percent: int  # a load may take so much of the time of a computation
 
     @classmethod
-    def of(cls, snapshot: Snapshot) -> LoadCosts:
+    def of(cls, snapshot: Snapshot, worth_percent: int = 100) -> LoadCosts:
         """By the rates measured."""
         rates = snapshot.rates
-        speed = rates.prefill_tokens_per_s or ASSUMED_PREFILL_TOKENS_PER_S
         return cls(
+            snapshot=snapshot,
             copy_ns=_block_ns(rates.block_bytes, rates.to_device_bytes_per_s),
             read_ns=_block_ns(rates.block_bytes, rates.ssd_read_bytes_per_s or ASSUMED_READ_BYTES_PER_S),
-            compute_ns=snapshot.settings.block_tokens * 1_000_000_000 // speed,
             copy_wait_us=snapshot.cpu.queue_us,
             read_wait_us=snapshot.ssd.queue_us,
+            worth_percent=worth_percent,
         )
 
-    def best(self, cpu: int, ssd: int) -> Load:
-        """Of a request that has so many blocks in the CPU tier and on the SSD, behind those on the device."""
+    def best(self, device: int, cpu: int, ssd: int, rows: int = 1) -> Load:
+        """Of a request that has so many blocks on the device, then in the CPU tier and on the SSD. `rows` wait while it
+        is computed."""
         found = cpu + ssd
         parts = [(cpu, 0)] if cpu else []
         if ssd and self.read_ns:
             parts.append((found, ssd))
-        loads = [Load(n, read, found, self._load_us(n, read), n * self.compute_ns // 1000) for n, read in parts]
-        best = max(loads, key=lambda load: load.compute_us - load.load_us, default=Load(found=found))
-        return best if best.load_us < best.compute_us else best._replace(blocks=0, ssd=0)
+        loads = [Load(n, read, found, self.load_us(n, read), self.compute_us(device, n)) for n, read in parts]
+        best = max(loads, key=lambda load: load.compute_us * rows - load.load_us, default=Load(found=found))
+        pays = best.load_us * 100 < best.compute_us * rows * self.worth_percent
+        return best if pays else best._replace(blocks=0, ssd=0)
+
+    def unseen(self, blocks: int) -> Load:
+        """Of a request that was not looked up: all that there is of its `blocks`, wherever it is, if that pays for each
+        block of it. Found are none."""
+        cpu, ssd = (room.free_blocks + room.pin_blocks > 0 for room in (self.snapshot.cpu, self.snapshot.ssd))
+        if not (cpu or ssd) or (ssd and not self.read_ns):
+            return NO_LOAD
+        pays = self.copy_ns + (self.read_ns if ssd else 0) < 1000 * self.compute_us(0, 1)
+        return Load(blocks=blocks) if pays else NO_LOAD
 
     def take(self, load: Load) -> None:
         """It goes into the queues, in front of later ones."""
-        self.copy_wait_us += load.blocks * self.copy_ns // 1000
+        self.copy_wait_us += min(load.blocks, load.found) * self.copy_ns // 1000
         self.read_wait_us += load.ssd * self.read_ns // 1000
 
-    def _load_us(self, blocks: int, read: int) -> int:
+    def compute_us(self, device: int, blocks: int) -> int:
+        """To compute so many blocks behind those on the device."""
+        size = self.snapshot.settings.block_tokens
+        first, last = np.array([device * size], np.int64), np.array([(device + blocks) * size], np.int64)
+        return int(compute_us(self.snapshot, first, last)[0])
+
+    def load_us(self, blocks: int, read: int) -> int:
+        """To load so many blocks, `read` of them from the SSD."""
         wait_us = self.copy_wait_us + (self.read_wait_us if read else 0)
         return wait_us + (blocks * self.copy_ns + read * self.read_ns) // 1000
 

@@ -106,7 +106,7 @@ def prefetches(snapshot: Snapshot, order: I64, boards: list[int]) -> PrefetchCol
     """The first of `order`, but those that board, that have blocks on the SSD and will load them faster than they are
     computed, while the CPU tier has room and the time for reads lasts."""
     table, rates, costs = snapshot.candidates, snapshot.rates, LoadCosts.of(snapshot)
-    if not rates.ssd_read_bytes_per_s or not rates.block_bytes or costs.copy_ns >= costs.compute_ns:
+    if not rates.ssd_read_bytes_per_s or not rates.block_bytes or costs.copy_ns >= 1000 * costs.compute_us(0, 1):
         return PrefetchColumns()
     if not np.count_nonzero(table.ssd_hit_blocks):
         return PrefetchColumns()

@@ -42,8 +42,9 @@ class Relief:
     freed: int = 0  # blocks, at once
 
 
-def relieve(snapshot: Snapshot, rows: RunningRows, tokens: I64, budget: Budget) -> Relief:
-    """Lets rows with `tokens` [R] have the blocks they need, in order, with victims if the blocks run out.
+def relieve(snapshot: Snapshot, rows: RunningRows, tokens: I64, budget: Budget, *, worth_percent: int = 100) -> Relief:
+    """Lets rows with `tokens` [R] have the blocks they need, in order, with victims if the blocks run out. A victim is
+    moved if that costs less than `worth_percent` of a recompute.
 
     Blocks that come free with launched steps and copies are waited for: one step costs less than a recompute.
     """
@@ -51,12 +52,14 @@ def relieve(snapshot: Snapshot, rows: RunningRows, tokens: I64, budget: Budget) 
     short = int(growth.sum()) - budget.blocks
     if short <= 0:
         return Relief(tokens, np.zeros(rows.count, np.bool_))
-    costs = Costs.of(snapshot, rows)
+    costs = Costs.of(snapshot, rows, worth_percent=worth_percent, starving=short)
     stuck = (growth > 0) & (rows.held >= snapshot.blocks.total) & (snapshot.blocks.total > 0)
     if stuck.any():
         return _serve(rows, tokens, _recomputed(costs, np.flatnonzero(stuck)), budget)
     allowed = may_leave(rows) & (rows.private > 0)
-    victims = cover_by_class(costs.least_us, rows.private + growth, allowed, short - budget.coming, rows.rank_class)
+    victims = cover_by_class(
+        costs.least_lost_us, rows.private + growth, allowed, short - budget.coming, rows.rank_class
+    )
     relief = _serve(rows, tokens, _settled(costs, victims), budget)
     coming = budget.coming or rows.loading.any() or (relief.modes != PreemptionMode.RECOMPUTE).any()
     if relief.tokens.any() or coming or not relief.starved.any():
@@ -90,14 +93,14 @@ def coast_order(rows: RunningRows) -> U64:
 def _settled(costs: Costs, victims: I64) -> Relief:
     """By the cheaper way each. The tokens are still to be dealt."""
     modes, moves = costs.settle(victims)
-    return Relief(_none(), np.empty(0, np.bool_), victims, modes, costs.recompute_us[victims], moves)
+    return Relief(_none(), np.empty(0, np.bool_), victims, modes, costs.recompute.us[victims], moves)
 
 
 def _recomputed(costs: Costs, victims: I64) -> Relief:
     """All by recompute: their blocks are needed now."""
     modes = np.full(len(victims), int(PreemptionMode.RECOMPUTE), np.int64)
     moves = np.full(len(victims), -1, np.int64)
-    return Relief(_none(), np.empty(0, np.bool_), victims, modes, costs.recompute_us[victims], moves)
+    return Relief(_none(), np.empty(0, np.bool_), victims, modes, costs.recompute.us[victims], moves)
 
 
 def _forced(rows: RunningRows, relief: Relief) -> I64:

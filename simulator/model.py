@@ -2,7 +2,8 @@
 
 Its next token is a hash over the (token, position) pairs that the row's block table leads to, so that a wrong block, a
 stale one, or a token written twice changes the output; like a real model's, it depends on nothing else. With a
-temperature the hash is shifted by the number that the row draws.
+temperature the hash is shifted by the number that the row draws. What a step writes is POISON to everybody else until
+the step has ended: a copy that does not wait for it copies that.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from executor_svc.philox import uniform
 from executor_svc.step_plan import StepPlan, StepResult
 from jitney.columns import I32, U64
 from simulator.clock import VirtualClock
+from simulator.slots import POISON
 
 StepTime = Callable[[StepPlan], int]
 _MIX = np.uint64(0x9E3779B97F4A7C15)
@@ -76,7 +78,12 @@ class VirtualModel(TimedModel):
         self._block_tokens = block_tokens
         self._vocabulary = vocabulary
         self.step_time_us = step_time_us
-        self._pool: U64 = np.full(pool_blocks * block_tokens, 0xDEAD, np.uint64)
+        self._pool: U64 = np.full(pool_blocks * block_tokens, POISON, np.uint64)
+
+    @property
+    def pool(self) -> U64:
+        """Content [blocks, tokens of a block], for copies."""
+        return self._pool.reshape(-1, self._block_tokens)
 
     def run(self, plan: StepPlan) -> tuple[StepResult, int]:
         """See TimedModel."""
@@ -84,13 +91,19 @@ class VirtualModel(TimedModel):
         for source, target in plan.copies.tolist():
             self._block(target)[:] = self._block(source)
         written = plan.write_slots >= 0
-        content = _content(tokens, plan.positions)
-        self._pool[plan.write_slots[written]] = content[written]
+        slots, content = plan.write_slots[written], _content(tokens, plan.positions)[written]
+        self._pool[slots] = content
         drawn = plan.sampling
         numbers = uniform(drawn.seed, drawn.choice, drawn.position) * (drawn.temperature > 0)
         shifts = (numbers * self._vocabulary).astype(np.int64).tolist()
         sampled = [self._next(plan, row, shift) for row, shift in zip(plan.sample_rows.tolist(), shifts, strict=True)]
         took_us = self.step_time_us(plan)
+        self._pool[slots] = POISON
+
+        def end() -> None:
+            self._pool[slots] = content
+
+        self._clock.after(took_us, end)
         return StepResult(plan.step, np.array(sampled, np.int32), compute_us=took_us), took_us
 
     def _block(self, block: int) -> U64:

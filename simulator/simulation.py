@@ -22,9 +22,11 @@ from jitney.keys import Root, salt_digest
 from jitney.snapshot import Rates, Settings
 from simulator.cache import VirtualCache
 from simulator.clock import VirtualClock
+from simulator.copies import VirtualCopies
 from simulator.model import StepTime, VirtualModel, default_step_time
 from simulator.scheduler import VirtualScheduler
 from simulator.text import NumberText
+from simulator.tiers import TierModel
 
 
 @dataclass(slots=True)
@@ -82,16 +84,23 @@ class Simulation:
         scheduler_latency_us: int = 1000,
         cache_latency_us: int = 500,
         model: Callable[[VirtualClock], ModelPort] | None = None,
+        tiers: TierModel | None = None,
     ) -> None:
-        """`model` makes another model than the one that counts."""
+        """`model` makes another model than the one that counts; with that there can be no `tiers`."""
         self.clock = VirtualClock()
         self.scheduler = VirtualScheduler(self.clock, scheduler_latency_us)
-        self.cache = VirtualCache(self.clock, pool_blocks, settings.block_tokens, cache_latency_us)
+        self.cache = VirtualCache(self.clock, pool_blocks, settings.block_tokens, cache_latency_us, tiers)
         self.model: ModelPort = (
             model(self.clock)
             if model is not None
             else VirtualModel(self.clock, pool_blocks, settings.block_tokens, step_time_us=step_time_us)
         )
+        self.copies: VirtualCopies | None = None
+        if tiers is not None:
+            assert isinstance(self.model, VirtualModel), "only the counting model has bytes"
+            self.copies = VirtualCopies(self.clock, self.model.pool, tiers)
+            self.cache.connect(self.copies)
+            rates = replace(rates or Rates(), block_bytes=tiers.block_bytes)
         self.loop = Loop(
             Identity("simulated", 1),
             settings,
@@ -102,7 +111,7 @@ class Simulation:
             scheduler=self.scheduler,
             cache=self.cache,
             model=self.model,
-            copies=NoCopies(),
+            copies=self.copies or NoCopies(),
             hasher=InlineHasher(),
         )
         self.cache.state = self.loop.apply
@@ -207,10 +216,12 @@ class Simulation:
             and not self.loop.registry.by_id
             and not self.model.busy
             and not self.cache.unanswered
+            and not self.cache.copying
         )
 
     def check_clean(self) -> None:
-        """IDLE-CLEAN: no row, no block held, free + cached = pool. Raises AssertionError with what is left."""
+        """IDLE-CLEAN: no row, no block held, free + cached = pool, no ticket open, nothing pinned or retired in a lower
+        tier. Raises AssertionError with what is left."""
         counts = self.cache.ledger.blocks.counts()
         registry = self.loop.registry
         assert not registry.running and not registry.num_waiting and not registry.by_id
@@ -219,3 +230,4 @@ class Simulation:
         assert not self.loop.blocks.holders.any() and self.loop.blocks.writable.all() and not self.loop.blocks.guarded
         assert registry.waiting_tokens == 0
         assert counts.granted == len(self.loop.blocks.granted) == 0, counts
+        self.cache.check_clean()

@@ -266,7 +266,7 @@ class ToyExecutor:
             if r.lower:
                 r.loaded_us = self._copied(r.lower)
             else:
-                self._launch(r, tokens)
+                self._launch(r, tokens or self.settings.chunk_cap_tokens)  # 0: there is nothing to load after all
         for id_, tokens in zip(*(c.tolist() for _, c in decision.run.columns()), strict=True):
             if id_ in by_id:
                 self._launch(by_id[id_], tokens)
