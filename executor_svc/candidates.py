@@ -40,6 +40,7 @@ class Candidates:
         self._order: Sequence[int] = ()
         self._hits: dict[int, tuple[ChainHits, int]] = {}
         self._choices: Sequence[LiveRequest] = ()  # of the candidates, those with siblings
+        self.hashing = False  # whether the keys of one were missing at the last look
         self._asked = False
         self._asked_us = 0  # when the loop first waited for the look-up on its way
         self._asked_step = -STALE_AFTER_STEPS
@@ -65,12 +66,15 @@ class Candidates:
         self._choices = [r for r in current if r.siblings]
         self._table = None
         chains = []
+        self.hashing = False
         for request in current:
             known = self._hits.get(request.id)
             if known and step - known[1] < STALE_AFTER_STEPS:
                 continue
             if self._hasher.ready(request):
                 chains.append(Chain(request.id, request.hash_to(request.length, self._block_tokens)))
+            else:
+                self.hashing = True
         if chains:
             self._asked, self._asked_step = True, step
             self._cache.lookup(chains)
@@ -86,8 +90,8 @@ class Candidates:
         return request_id in self._hits and self._registry.by_id[request_id].known_hits >= 0
 
     def looked_up_after(self, now_us: int) -> int:
-        """Until when it is worth to wait for the look-up that is on its way; 0: there is none, or it is late."""
-        if not self._asked or not self._cache.connected:
+        """Until when it is worth to wait for keys and look-ups that are on their way; 0: none are, or they are late."""
+        if not (self._asked or self.hashing) or not self._cache.connected:
             self._asked_us = 0
             return 0
         self._asked_us = self._asked_us or now_us

@@ -117,8 +117,10 @@ class Loop:
         now_us = self.clock.now_us()
         self.steps.stream(self._got, now_us, self._in_flight_step)
         self._got = Got()
-        if self.intake.take(now_us, self._in_flight_step):
+        arrived = self.intake.take(now_us, self._in_flight_step)
+        if arrived or self.candidates.hashing:
             self.candidates.refresh(self.step)
+        if arrived:
             self._changed = True
             self.course.end_horizon()
         if self._flight is None and not self.registry.running:
