@@ -16,7 +16,7 @@ pip = @if [ -t 1 ]; then \
 	else $(BIN)/python -m pip --disable-pip-version-check --no-input -qq $(1); fi
 
 .DEFAULT_GOAL := help
-.PHONY: help venv protos kernels model serve demo test test-slow lint types proto-check fmt bench-batching bench-decide bench-ledger bench-static bench-exercises bench-lengths bench-tiers k8s wheel clean distclean
+.PHONY: help venv protos kernels model serve demo test test-slow lint types proto-check fmt bench-batching bench-decide bench-ledger bench-static bench-exercises bench-lengths bench-prefix bench-tiers k8s wheel clean distclean
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):[^#]*## /\1\t/' | expand -t 18
@@ -82,25 +82,28 @@ fmt: $(TESTS) ## format the code
 	@$(BIN)/buf format -w
 
 bench-batching: kernels model ## tokens/s and step time at batch 1 to 128
-	@$(BIN)/python -m bench.batching
+	@$(BIN)/python -m bench.batching $(ARGS)
 
 bench-decide: protos ## the control path of a step, beside vLLM's in-process scheduler
-	@$(BIN)/python -m bench.decide
+	@$(BIN)/python -m bench.decide $(ARGS)
 
 bench-ledger: protos ## block accounting of a step and a long prompt's look-up, beside vLLM's KVCacheManager
-	@$(BIN)/python -m bench.ledger
+	@$(BIN)/python -m bench.ledger $(ARGS)
 
 bench-static: kernels model ## continuous batching beside static batches; horizons; chunked prefill
-	@$(BIN)/python -m bench.static
+	@$(BIN)/python -m bench.static $(ARGS)
 
 bench-lengths: protos ## how well the lengths of answers are predicted
-	@$(BIN)/python -m bench.lengths
+	@$(BIN)/python -m bench.lengths $(ARGS)
 
 bench-exercises: protos ## the worked examples of the textbook, computed
-	@$(BIN)/python -m bench.exercises
+	@$(BIN)/python -m bench.exercises $(ARGS)
+
+bench-prefix: kernels protos model ## first token after a hit in each tier; eviction orders on public traces (ARGS="--conversation FILE ...")
+	@$(BIN)/python -m bench.prefix $(ARGS)
 
 bench-tiers: kernels protos ## copies between device pool, CPU tier and SSD, beside memcpy and a plain file
-	@$(BIN)/python -m bench.tiers
+	@$(BIN)/python -m bench.tiers $(ARGS)
 
 k8s: $(TESTS) ## render and validate the Kubernetes manifests
 	@$(BIN)/python -m pytest -q tests/k8s
