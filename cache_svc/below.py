@@ -220,7 +220,7 @@ class Below:
         self.fenced = True
         self.lower.pins.end_all(self.owner)
         self.stores.drop_waiting(lambda *_: True)
-        self.stores.wanted.clear()
+        self.stores.drop_wanted()
         for ticket in list(self.tickets.open.values()):
             if isinstance(ticket, Load):
                 self.loads.end(ticket)

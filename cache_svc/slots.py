@@ -228,10 +228,6 @@ class SlotTable:
                 self._free(slot)
         return gone
 
-    def of_tenant(self) -> dict[str, int]:
-        """Slots with content by tenant."""
-        return dict(self.tenants)
-
     def _wake(self, slot: int) -> None:
         if self.state[slot] is RESTING:
             self.state[slot] = BUSY

@@ -190,6 +190,13 @@ class Stores:
                 stay.append((request, block, key))
         self.waiting = stay
 
+    def drop_wanted(self) -> None:
+        """What the SSD shall have does not come from this device any more."""
+        for _, key in self.wanted:
+            if not self.lower.has(key):
+                self.lower.disk.lost(key)
+        self.wanted.clear()
+
     def pump(self) -> None:
         """Orders what waits for room, as far as there is some."""
         if self.waiting:

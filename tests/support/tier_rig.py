@@ -102,9 +102,10 @@ class TierRig:
 
     def check(self) -> None:
         """The audits find nothing."""
-        assert audit_tiers(self.tiers) == []
+        findings = audit_tiers(self.tiers)
         for device in self.devices:
-            assert audit(device.ledger) == []
+            findings += audit(device.ledger)
+        assert not findings, findings
 
     def work(self, *, ok: bool = True, jobs: int = 1 << 30) -> int:
         """The disk does the oldest jobs, or fails to; how many there were."""
@@ -151,12 +152,14 @@ class DeviceRig:
         self.loads: dict[Ticket, LoadUnderWay] = {}
         self.results: dict[Ticket, ReserveResult] = {}
         self.op_seq = 0
+        self.last: Batch
         self.answer: BatchAnswer
 
     def apply(self, **operations: Any) -> BatchAnswer:
         """One batch. What is bound anew holds nothing of use."""
         self.op_seq += 1
-        self.answer = answer = self.ledger.apply(replace(Batch(self.op_seq), **operations))
+        self.last = replace(Batch(self.op_seq), **operations)
+        self.answer = answer = self.ledger.apply(self.last)
         for reserved in answer.reserves:
             for block in reserved.blocks:
                 self.bytes[block_id(block)] = GARBAGE
