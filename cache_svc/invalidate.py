@@ -5,7 +5,9 @@ private content of theirs, and so is what they compute behind it: whoever joined
 under way into a lower tier stores nothing; a load that is under way brings its blocks to a request that is private from
 here on. The SSD's slots are erased, so that a restart does not find them.
 
-A request that holds nothing of it yet, though it began before, is like one that begins after it.
+A request that holds nothing of it yet, though it began before, is like one that begins after it. Of a prefix, what
+stands behind it is followed from block to block through all tiers: where a block between is in none of them, what lies
+behind the gap stays. It cannot be reached either, until somebody computes the very same prefix again.
 """
 
 from __future__ import annotations

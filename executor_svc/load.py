@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from jitney.block_ops import Block
 from jitney.ticket_ops import LoadReady, Ticket
@@ -41,10 +41,13 @@ class Load:
         self.end = min(self.end, max(first, self.offered))
 
     def offer(self, part: LoadReady) -> None:
-        """Slots can be read. What comes twice, or for a load that has ended, is nothing new."""
-        if part.first == self.offered and not (self.cancelled or self.void or self.bad):
-            self.offered += len(part.slots)
-            self.parts.append(part)
+        """Slots can be read. What comes twice, or for a load that has ended, is nothing new; after a stream broke, the
+        cache offers from the first block on, and more than was known."""
+        known = self.offered - part.first
+        if 0 <= known < len(part.slots) and not (self.cancelled or self.void or self.bad):
+            new = replace(part, first=self.offered, slots=part.slots[known:], checksums=part.checksums[known:])
+            self.offered += len(new.slots)
+            self.parts.append(new)
 
     def copied(self, blocks: int, good: int) -> None:
         """A part has been copied: of its `blocks`, the first `good` are right."""

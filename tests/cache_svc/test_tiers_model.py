@@ -524,7 +524,8 @@ class TiersMachine(RuleBasedStateMachine):
         sealed = [{b.key for b in executor.naive.blocks if b.key is not None} for executor in self.executors]
         doomed = self.doomed(what)
         gone = invalidate(ledgers, [self.rig.tiers], what)
-        assert (gone.cpu, gone.ssd) == self.naive.forget(doomed)
+        counts = self.naive.forget(doomed)
+        assert (gone.cpu, gone.ssd) == counts, (gone, counts, what)
         assert gone.device == sum(len(keys & doomed) for keys in sealed)
         for executor in self.executors:
             executor.naive.forget(doomed)
@@ -532,12 +533,12 @@ class TiersMachine(RuleBasedStateMachine):
         self.follow()
 
     def doomed(self, what: What) -> set[Key]:
-        if what.prefix_key:
-            return self.naive.behind([Key(what.prefix_key)])
         tiers = self.naive
         known = {*tiers.cpu, *tiers.ssd, *tiers.cpu_filling.values(), *tiers.ssd_filling.values()}
         known |= {b.key for executor in self.executors for b in executor.naive.blocks if b.key is not None}
-        return self.naive.behind(key for key in known if what.model_version or tenant_of(key) == what.tenant)
+        if what.prefix_key:
+            return tiers.behind([Key(what.prefix_key)], known)
+        return tiers.behind((key for key in known if what.model_version or tenant_of(key) == what.tenant), known)
 
     @rule(chance=st.integers(0, 2))
     def restart(self, chance: int) -> None:
@@ -645,6 +646,7 @@ class TiersMachine(RuleBasedStateMachine):
         for executor in self.executors:
             counts = executor.device.apply().counts
             assert (counts.leaving, counts.free + counts.evictable + counts.granted) == (0, self.blocks)
+        self.rig.idle()
         usage = self.rig.tiers.usage()
         assert (usage.cpu.retired, usage.cpu.pinned, usage.ssd.retired, usage.ssd.pinned) == (0, 0, 0, 0)
         assert not self.rig.tiers.lower.disk.jobs and not self.rig.tiers.lower.storing

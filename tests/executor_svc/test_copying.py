@@ -118,6 +118,15 @@ def test_a_load_in_two_parts(bench: Bench) -> None:
     assert bench.blocks.stored[:4].tolist() == [True, True, True, False]
 
 
+def test_an_offer_that_was_lost_with_its_stream_comes_with_what_is_known(bench: Bench) -> None:
+    bench.board()
+    bench.offer(0, 2)
+    bench.copying.turn(0)
+    bench.offer(0, 3)  # of a new stream
+    bench.copying.turn(0)
+    assert [blocks for _, blocks in bench.slow.begun] == [BLOCKS[:2], BLOCKS[2:]]
+
+
 def test_what_is_offered_before_the_answer_came_is_kept(bench: Bench) -> None:
     bench.offer(0, 3)
     bench.copying.turn(0)

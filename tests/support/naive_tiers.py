@@ -37,10 +37,10 @@ class NaiveTiers:
         """Keys that swapped requests need."""
         return {key for where, keys in self.pins.values() if where is tier for key in keys}
 
-    def behind(self, tops: Iterable[Key]) -> set[Key]:
-        """These keys and those of all that is known to stand behind them."""
+    def behind(self, tops: Iterable[Key], known: set[Key]) -> set[Key]:
+        """These keys and those of `known` that stand behind them, without a gap."""
         found = set(tops)
-        while more := {key for key, parent in self.parents.items() if parent in found and key not in found}:
+        while more := {key for key in known if self.parents[key] in found and key not in found}:
             found |= more
         return found
 

@@ -179,7 +179,8 @@ class DeviceRig:
                     self.stores[event.ticket] = event
                 case LoadReady():
                     load = self.loads.setdefault(event.ticket, LoadUnderWay([]))
-                    assert len(load.ready) == event.first and load.lost is None
+                    assert len(load.ready) == event.first
+                    assert load.lost is None or event.first + len(event.slots) <= load.lost
                     load.ready += zip(event.slots, event.checksums, strict=True)
                 case TicketLost():
                     self.loads.setdefault(event.ticket, LoadUnderWay([])).lost = event.first
