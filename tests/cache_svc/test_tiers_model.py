@@ -27,6 +27,7 @@ from jitney.block_ops import (
     Release,
     RequestId,
     Reserve,
+    ReserveResult,
     Return,
     Seal,
     Swap,
@@ -168,18 +169,28 @@ class TiersMachine(RuleBasedStateMachine):
             executor.naive.pin(b for b in range(self.blocks) for _ in range(after[b] - before[b]))
         executor.naive.follow(device.last, answer, check_counts=False)
         if reserve is not None and answer.reserves[0].ticket:
-            result = answer.reserves[0]
-            count = result.cpu_blocks + result.ssd_blocks
-            executor.naive.pin(block_id(block) for block in result.blocks[:count])
-            names = [executor.naive.blocks[block_id(block)].name for block in result.blocks]
-            run_keys = [name for name in names if name is not None]
-            was, self.naive.cpu, self.naive.ssd = (self.naive.cpu, self.naive.ssd), *stored
-            run = self.naive.run(run_keys, places)
-            self.naive.cpu, self.naive.ssd = was
-            self.naive.check_load(result, run, reserve.load_blocks, self.rig.tiers.lower.cpu)
+            self.loading(executor, answer.reserves[0], reserve.load_blocks, stored, places)
         self.follow()
         assert answer.counts == executor.naive.counts()
         return answer
+
+    def loading(
+        self,
+        executor: Executor,
+        opened: ReserveResult,
+        most: int,
+        stored: tuple[dict[Key, int], dict[Key, int]],
+        places: list[bool],
+    ) -> None:
+        """A load was opened. `stored` and `places` are as they were before the batch."""
+        count = opened.cpu_blocks + opened.ssd_blocks
+        executor.naive.pin(block_id(block) for block in opened.blocks[:count])
+        names = [executor.naive.blocks[block_id(block)].name for block in opened.blocks]
+        now = self.naive.cpu, self.naive.ssd
+        self.naive.cpu, self.naive.ssd = stored
+        run = self.naive.run([name for name in names if name is not None], places)
+        self.naive.cpu, self.naive.ssd = now
+        self.naive.check_load(opened, run, most, self.rig.tiers.lower.cpu)
 
     # What executors do.
 
@@ -653,7 +664,7 @@ class TiersMachine(RuleBasedStateMachine):
 
 
 TiersMachine.TestCase.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=120, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestTiersMachine = TiersMachine.TestCase
 

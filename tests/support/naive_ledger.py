@@ -2,7 +2,7 @@
 
 `NaiveLedger.follow(batch, answer)` checks an answer of the real ledger and moves along. Which free blocks the ledger
 takes is its own choice; all else is foretold, the order of evictions included. Which blocks copies pin is told from
-outside, `pin` and `set_pins`; a batch with a swap, or for a request that was swapped, has nothing else that takes blocks.
+outside, `pin` and `set_pins`; a batch with a swap, or for a request that was swapped, takes blocks for nobody else.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ Who = tuple[str, int, int]
 
 
 class NaiveTiers:
-    """`cpu` and `ssd`: key to slot, of what is stored; `cpu_filling` and `ssd_filling`: slot to key, of what will be."""
+    """`cpu` and `ssd`: key to slot, of what is stored; `cpu_filling`, `ssd_filling`: slot to key, of what will be."""
 
     def __init__(self, limits: TierLimits) -> None:
         self.limits = limits
@@ -62,7 +62,8 @@ class NaiveTiers:
 
     def _connected(self, stored: dict[Key, int], top: Key) -> list[Key]:
         """What stands behind a key in one tier without a gap."""
-        found, wave = [], [top]
+        found: list[Key] = []
+        wave = [top]
         while wave:
             key = wave.pop()
             found.append(key)
@@ -97,7 +98,7 @@ class NaiveTiers:
 
     def run(self, keys: Sequence[Key], places: Sequence[bool]) -> list[bool]:
         """What can be loaded of a chain; True: from the CPU tier. `places`: by SSD slot."""
-        found = []
+        found: list[bool] = []
         for key in keys:
             if key not in self.cpu and (key not in self.ssd or found.count(False) == self.limits.cpu_slots):
                 break
