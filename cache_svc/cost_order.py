@@ -32,7 +32,7 @@ from cache_svc.eviction import EvictionOrder, OrderOf
 from cache_svc.index import NO_BLOCK, Index
 from cache_svc.reuse import ReuseProfile, age_bucket
 from jitney.block_ops import BlockState
-from jitney.keys import Key
+from jitney.keys import KEY_BYTES, Key
 
 NEVER = -1
 SIZES = 8
@@ -117,11 +117,26 @@ class CostOrder(EvictionOrder):
 
     def sealed_run(self, blocks: Sequence[int]) -> None:
         super().sealed_run(blocks)
-        parent = self.parent[blocks[0]]
-        for block in blocks:
-            self.kids[block] = 0
-            self._enter(block, parent)
+        kids, depths, starts, last, uses, watch = self.kids, self.depth, self.start, self.last, self.uses, self.watch
+        keys: list[Key] = [key for block in blocks if (key := self.key[block]) is not None]
+        watched = ((np.frombuffer(b"".join(keys), "<u4")[:: KEY_BYTES // 4] & self._watch_mask) == 0).tolist()
+        parent, remembered = blocks[0], self._remembered
+        kids[parent] = 0
+        self._enter(parent, self.parent[parent])
+        start, depth = starts[parent], depths[parent]
+        for block, key, looked_at in zip(blocks[1:], keys[1:], watched[1:], strict=True):
+            kids[parent] = 1
+            kids[block] = 0
+            depths[block] = depth = depth + 1
+            starts[block] = start
+            last[block] = NEVER
+            uses[block] = remembered.pop(key) if key in remembered else 0
+            watch[block] = looked_at
+            if looked_at and key in self._watched:
+                self._used_again(key)
             parent = block
+        self.length[start] = depth - depths[start] + 1
+        self._count(len(blocks) - 1)
 
     def _enter(self, block: int, parent: int) -> None:
         key = self.key[block]
@@ -140,7 +155,11 @@ class CostOrder(EvictionOrder):
         self.watch[block] = watch = not int.from_bytes(key[:4], "little") & self._watch_mask
         if watch and key in self._watched:
             self._used_again(key)
-        self._sealed += 1
+        self._count(1)
+
+    def _count(self, sealed: int) -> None:
+        """So many more were sealed: now and then it learns."""
+        self._sealed += sealed
         if self._sealed >= max(LEAST_LEARNED_FROM, len(self.parent) // 4):
             self._learn()
 
@@ -163,7 +182,8 @@ class CostOrder(EvictionOrder):
             kind = USED_AGAIN + 3 * self._adds + (uses - 1 if uses < 3 else 2)
         else:
             start = self.start[block]
-            kind = 2 * min(self.length[start].bit_length() - 1, SIZES - 1) + (self.depth[start] > 1)
+            size = self.length[start].bit_length() - 1
+            kind = 2 * (size if size < SIZES else SIZES - 1) + (self.depth[start] > 1)
         self.uses[block] = uses + 1
         self.last[block] = now
         self.kind[block] = kind

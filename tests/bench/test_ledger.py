@@ -1,4 +1,4 @@
-"""The batches of the ledger's bench are what an executor would send, and its ratios are of the worst mix."""
+"""The batches of the ledger's bench are what an executor would send, and its ratios are of the mixes that they name."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def test_prompts_share_just_what_they_should() -> None:
 
 
 def test_ratios() -> None:
-    worst = {"apply": 2.0, "apply_grpc": 4.0, "vllm": 4.0, "vllm_touched": 2.0, "hash_lookup": 1.0, "vllm_hash": 9.0}
+    worst = {"apply_lru": 1.0, "apply": 2.0, "apply_grpc": 4.0, "vllm": 4.0, "vllm_touched": 2.0}
+    worst |= {"hash_lookup": 1.0, "vllm_hash": 9.0}
     best = worst | {"apply": 1.0, "hash_lookup": 3.0, "vllm_hash": 4.0}
     found = ratios({0: worst, PROMPT_BLOCKS // 2: best, PROMPT_BLOCKS: best})
-    assert found["apply_ratio"] == 0.5 and found["apply_grpc_ratio"] == 1.0
-    assert found["hash_lookup8k_ratio"] == 0.75, "where the whole prompt is cached"
-    assert found["apply_ratio_touched"] == 1.0
+    assert (found["apply_ratio"], found["worst_apply_ratio"], found["worst_apply_ratio_lru"]) == (0.25, 0.5, 0.25)
+    assert (found["apply_grpc_ratio"], found["hash_lookup8k_ratio"], found["apply_ratio_touched"]) == (1.0, 0.75, 0.5)
