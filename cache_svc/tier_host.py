@@ -196,10 +196,11 @@ class TierHost:
         self.settle()
 
     def with_rates(self, lower: LowerTiers) -> LowerTiers:
-        """With the SSD's measured rates in it."""
+        """With the SSD's measured rates in it. Before anything was read: that of the scan, or that of writes."""
         if self.mover is None:
             return lower
         read, write = self.mover.rates()
+        read = read or (self._scan.read_bytes_per_s if self._scan is not None else 0) or write
         return replace(lower, ssd_write_bytes_per_s=write, ssd_read_bytes_per_s=read)
 
     def fenced(self, owner: Owner) -> None:

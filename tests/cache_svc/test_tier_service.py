@@ -81,6 +81,7 @@ def test_the_ssd_is_warm_after_a_kill(tmp_path: Path, monkeypatch: pytest.Monkey
         assert (hits.device_blocks, hits.cpu_blocks, hits.ssd_blocks) == (0, 0, 4)
         hits = executor.hits(other)
         assert (hits.device_blocks, hits.cpu_blocks, hits.ssd_blocks) == (0, 0, 0)
+        assert executor.apply().lower.ssd_read_bytes_per_s > 0  # before anything was read for a request
         assert executor.load_back(1, wanted).ssd_blocks == 4
         assert executor.tier(Tier.SSD).read.bytes == 4 * BLOCK_BYTES
         executor.audit()
