@@ -116,3 +116,13 @@ def test_the_lock_file_has_one_owner(tmp_path: Path) -> None:
         LockFile(tmp_path / "shared" / "executor.lock")
     lock.close()
     LockFile(tmp_path / "shared" / "executor.lock").close()
+
+
+def test_lock_files_of_processes_that_are_gone_are_removed(tmp_path: Path) -> None:
+    alive = LockFile(tmp_path / "executor-1.lock")
+    (tmp_path / "executor-2.lock").touch()
+    (tmp_path / "other.lock").touch()
+    own = LockFile(tmp_path / "executor-3.lock")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["executor-1.lock", "executor-3.lock", "other.lock"]
+    for lock in (alive, own):
+        lock.close()
