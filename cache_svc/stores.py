@@ -53,6 +53,8 @@ class Stores:
         self.fingerprint = fingerprint
         self.low = max(1, table.total // LOW_PART)
         self.in_flight = 0
+        self.gone = 0  # device blocks that were evicted for the last batch
+        self._evicted = table.evicted
         self.waiting: deque[tuple[RequestId, int, Key]] = deque()  # device blocks, pinned, that a swap wants on the SSD
         self.wanted: deque[tuple[int, Key]] = deque()
 
@@ -146,8 +148,11 @@ class Stores:
                 self.lower.filled(slot, 0, good=False)
 
     def keep(self, block: int) -> None:
-        """The SSD shall have the chain up to this sealed block: a hit may end there."""
+        """The SSD shall have the chain up to this sealed block: a hit may end there. Nothing is noted while too much waits
+        already: a later place has it in its chain."""
         lower, index = self.lower, self.table.index
+        if len(self.wanted) >= WANTED_PER_FLIGHT * lower.limits.stores_in_flight:
+            return
         disk = lower.disk
         key = index.key[block]
         assert key is not None
@@ -156,9 +161,6 @@ class Stores:
         while at >= 0 and (each := index.key[at]) is not None and not disk.has(each) and each not in disk.kept:
             path.append((at, each))
             at = index.parent[at]
-        if len(self.wanted) + len(path) > WANTED_PER_FLIGHT * lower.limits.stores_in_flight and self.wanted:
-            lower.ssd_moved.dropped += len(path)
-            return
         if at < 0 and path:
             self._keep_above(index.parent_key[path[-1][0]])
         for each_block, each in reversed(path):
@@ -196,6 +198,10 @@ class Stores:
             if not self.lower.has(key):
                 self.lower.disk.lost(key)
         self.wanted.clear()
+
+    def stepped(self) -> None:
+        """A batch was run."""
+        self.gone, self._evicted = self.table.evicted - self._evicted, self.table.evicted
 
     def pump(self) -> None:
         """Orders what waits for room, as far as there is some."""
@@ -249,12 +255,18 @@ class Stores:
         self.order(blocks, slots, urgent=False)
 
     def _demote(self) -> None:
-        """Blocks at the front of the eviction order, parents before their children. None takes the slot of another."""
+        """Blocks at the front of the eviction order, parents before their children. None takes the slot of another.
+
+        Where more are evicted at a time than can be in flight, it is those behind them that can be copied in time.
+        """
         lower, key = self.lower, self.table.index.key
         room = lower.limits.stores_in_flight - self.in_flight
         if room <= 0:
             return
-        front = self.table.eviction.next(min(self.low - len(self.table.free), LOOKED_AHEAD))
+        gone = self.gone
+        front = self.table.eviction.next(gone + min(self.low - len(self.table.free), LOOKED_AHEAD))
+        if gone >= room and len(front) > gone:
+            del front[:gone]
         found = [block for block in front if not lower.has(key[block])][:room]
         if not found:
             return
