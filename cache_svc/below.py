@@ -151,7 +151,7 @@ class Below:
     def tend(self) -> LowerTiers:
         """Orders what there is room for; how much room is left."""
         self.lower.pins.expire(self.lower.now_us)
-        self.stores.stepped()
+        self.stores.demotion.stepped()
         self.stores.tend()
         self.lower.disk.pump()
         return LowerTiers(*room(self.lower))

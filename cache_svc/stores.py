@@ -4,7 +4,7 @@ Three things make an order, the first before the others:
 
 1. A swap to the SSD that waits for CPU slots (a swap to the CPU tier gets all of its slots at once).
 2. What the SSD shall keep and the CPU tier does not have.
-3. Demotion: fewer device blocks are free than `low`, and those that are evicted next have no copy below.
+3. Demotion: few device blocks are free, and those that are evicted next have no copy below.
 
 The blocks of a swap are pinned on the device until they are stored: somebody waits for them. Others are not: they may
 be evicted, and filled anew, while they are copied, so that a copy never keeps blocks from those who need them. A copy
@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 
 from cache_svc.blocks import ID_MASK, BlockTable
+from cache_svc.demotion import Demotion
 from cache_svc.lower import Lower
 from cache_svc.slots import Entry
 from cache_svc.tickets import Store, Tickets, handles
@@ -27,10 +28,6 @@ from jitney.ticket_ops import StoreOrder
 
 ORDER_BLOCKS = 16
 """Of one order at most: its blocks come free together."""
-LOOKED_AHEAD = 256
-"""Blocks of the eviction order that are looked at for demotion."""
-LOW_PART = 8
-"""Of the device's blocks, one in so many shall be free, or evictable at no loss."""
 WANTED_PER_FLIGHT = 32
 """So many times as many blocks may wait to be ordered as may be in flight."""
 
@@ -51,10 +48,8 @@ class Stores:
         self.table = table
         self.tickets = tickets
         self.fingerprint = fingerprint
-        self.low = max(1, table.total // LOW_PART)
+        self.demotion = Demotion(lower, table)
         self.in_flight = 0
-        self.gone = 0  # device blocks that were evicted for the last batch
-        self._evicted = table.evicted
         self.waiting: deque[tuple[RequestId, int, Key]] = deque()  # device blocks, pinned, that a swap wants on the SSD
         self.wanted: deque[tuple[int, Key]] = deque()
 
@@ -148,8 +143,8 @@ class Stores:
                 self.lower.filled(slot, 0, good=False)
 
     def keep(self, block: int) -> None:
-        """The SSD shall have the chain up to this sealed block: a hit may end there. Nothing is noted while too much waits
-        already: a later place has it in its chain."""
+        """The SSD shall have the chain up to this sealed block: a hit may end there. Nothing is noted while too much
+        waits already: a later place has it in its chain."""
         lower, index = self.lower, self.table.index
         if len(self.wanted) >= WANTED_PER_FLIGHT * lower.limits.stores_in_flight:
             return
@@ -199,10 +194,6 @@ class Stores:
                 self.lower.disk.lost(key)
         self.wanted.clear()
 
-    def stepped(self) -> None:
-        """A batch was run."""
-        self.gone, self._evicted = self.table.evicted - self._evicted, self.table.evicted
-
     def pump(self) -> None:
         """Orders what waits for room, as far as there is some."""
         if self.waiting:
@@ -213,7 +204,7 @@ class Stores:
     def tend(self) -> None:
         """Orders what waits for room, then what is about to be evicted."""
         self.pump()
-        if len(self.table.free) < self.low and self.lower.has_cpu_tier:
+        if self.lower.has_cpu_tier:
             self._demote()
 
     def _order_waiting(self) -> None:
@@ -255,26 +246,13 @@ class Stores:
         self.order(blocks, slots, urgent=False)
 
     def _demote(self) -> None:
-        """Blocks at the front of the eviction order, parents before their children. None takes the slot of another.
-
-        Where more are evicted at a time than can be in flight, it is those behind them that can be copied in time.
-        """
-        lower, key = self.lower, self.table.index.key
-        room = lower.limits.stores_in_flight - self.in_flight
-        if room <= 0:
-            return
-        gone = self.gone
-        front = self.table.eviction.next(gone + min(self.low - len(self.table.free), LOOKED_AHEAD))
-        if gone >= room and len(front) > gone:
-            del front[:gone]
-        found = [block for block in front if not lower.has(key[block])][:room]
-        if not found:
-            return
-        spare = {key[block] for block in front}
+        """What is evicted next."""
+        room = min(self.lower.limits.stores_in_flight - self.in_flight, self.lower.cpu.available)
+        found = self.demotion.next(room) if room > 0 else ()
         blocks: list[int] = []
         slots: list[int] = []
-        for block in reversed(found):
-            slot = self.take(block, spare)
+        for block in found:
+            slot = self.take(block, self.demotion.spare)
             if slot is not None:
                 blocks.append(block)
                 slots.append(slot)
