@@ -16,7 +16,7 @@ pip = @if [ -t 1 ]; then \
 	else $(BIN)/python -m pip --disable-pip-version-check --no-input -qq $(1); fi
 
 .DEFAULT_GOAL := help
-.PHONY: help venv protos kernels model serve demo test test-slow lint types proto-check fmt bench-batching bench-decide bench-ledger bench-static bench-exercises bench-lengths bench-prefix bench-tiers k8s wheel clean distclean
+.PHONY: help venv protos kernels model serve demo test test-slow lint types proto-check fmt bench-batching bench-decide bench-ledger bench-static bench-exercises bench-preempt bench-lengths bench-prefix bench-tiers k8s wheel clean distclean
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):[^#]*## /\1\t/' | expand -t 18
@@ -95,6 +95,9 @@ bench-static: kernels model ## continuous batching beside static batches; horizo
 
 bench-lengths: protos ## how well the lengths of answers are predicted
 	@$(BIN)/python -m bench.lengths $(ARGS)
+
+bench-preempt: protos ## time lost to preemption: by the rule, by recomputing always, by swapping always
+	@$(BIN)/python -m bench.preempt
 
 bench-exercises: protos ## the worked examples of the textbook, computed
 	@$(BIN)/python -m bench.exercises $(ARGS)

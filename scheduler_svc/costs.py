@@ -12,6 +12,9 @@ make the step longer for every row of it, a copy out keeps waiting the rows that
 row itself.
 
     recompute is dearer if  recompute * rows  >  copy out * rows that need a block + copy in
+
+Rows that need one before the copy out has ended count from then on: of rows that decode, one in as many steps as a
+block has tokens needs one in each.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from jitney.columns import I64
 from jitney.decision import PreemptionMode
 from jitney.snapshot import Rates, Snapshot, TierRoom
 from scheduler_svc.running import Flags, RunningRows
+from scheduler_svc.step_time import StepTime
 
 ASSUMED_PREFILL_TOKENS_PER_S = 1_000
 """Stands in for a rate that is not known yet."""
@@ -31,7 +35,7 @@ MAX_BLOCK_NS = 1 << 30
 """A slower copy costs no more: keeps sums within 64 bits, whatever rate was measured."""
 MAX_CONTEXT_PS = 1_000_000
 MAX_TOKENS = 1 << 24
-MAX_LOST_US = 1 << 32
+MAX_LOST_US = 1 << 31
 MAX_ROWS = 1 << 16
 """The same for the time per context token, a row's tokens, and what is lost by rows together."""
 
@@ -48,6 +52,30 @@ class Cost:
 
     us: I64
     lost_us: I64
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """Who waits for blocks that are copied away: `now` at once, and of `rows` one after the other, all of them within
+    `all_us`."""
+
+    now: int
+    rows: int
+    all_us: int
+
+    @classmethod
+    def of(cls, snapshot: Snapshot, rows: RunningRows, starving: int) -> Need:
+        """By the step-time model; without one, those that starve now."""
+        model, decodes = StepTime.of(snapshot.rates), int(np.count_nonzero(rows.decodes))
+        step_us = model.ns(decodes, decodes, int(rows.planned[rows.decodes].sum())) // 1000
+        return cls(starving, decodes if step_us else 0, max(min(step_us, MAX_LOST_US) * rows.block_tokens, 1))
+
+    def lost_us(self, out_us: I64) -> I64:
+        """By all of them together, while a copy takes `out_us` [R]."""
+        time_us = np.minimum(out_us, MAX_LOST_US)
+        first_us = np.minimum(time_us, self.all_us)
+        later_us = first_us * first_us // (2 * self.all_us) + time_us - first_us
+        return _lost(time_us, self.now) + _lost(later_us, self.rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +101,14 @@ class Costs:
         leaving_us = snapshot.blocks.leaving * out_ns(rates) // 1000
         shared = rows.shared * rows.block_tokens
         recompute_us = compute_us(snapshot, shared, shared + lost_tokens(rows))
+        need = Need.of(snapshot, rows, starving)
         return cls(
             Cost(recompute_us, _lost(recompute_us, rows_at_once(rows))),
             (
-                (PreemptionMode.SWAP_CPU, _move(store, pin, rates, cpu, leaving_us, cpu.queue_us, starving)),
+                (PreemptionMode.SWAP_CPU, _move(store, pin, rates, cpu, leaving_us, cpu.queue_us, need)),
                 (
                     PreemptionMode.SWAP_SSD,
-                    _move(store, pin, rates, ssd, leaving_us, cpu.queue_us + ssd.queue_us, starving, ssd=True),
+                    _move(store, pin, rates, ssd, leaving_us, cpu.queue_us + ssd.queue_us, need, ssd=True),
                 ),
             ),
             store,
@@ -162,7 +191,7 @@ def _move(
     room: TierRoom,
     leaving_us: int,
     queue_us: int,
-    starving: int,
+    need: Need,
     *,
     ssd: bool = False,
 ) -> Cost:
@@ -180,7 +209,7 @@ def _move(
         for blocks, speeds, wait_us in ((store, out_rates, leaving_us), (pin, in_rates, queue_us))
     )
     fits = (store <= room.free_blocks) & (pin <= room.pin_blocks)
-    lost_us = _lost(out_us, starving) + _lost(in_us, 1)
+    lost_us = need.lost_us(out_us) + _lost(in_us, 1)
     return Cost(np.where(fits, out_us + in_us, -1), np.where(fits, lost_us, -1))
 
 

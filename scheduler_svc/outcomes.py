@@ -1,7 +1,7 @@
 """What copies and recomputes were seen to take, beside what was reckoned: rates that are wrong correct themselves.
 
-A rate is measured for what it is the rate of; what a preemption costs is more: a recompute shares its steps with
-others, a copy queues, and a rate of a while ago may not be that of now. So of what a decision begins (a load, a swap, a
+A rate is measured for what it is the rate of; what a preemption takes is more: a copy queues, shares its way, and a
+rate of a while ago may not be that of now. So of what a decision begins (a load, a swap, a
 computation of some length) the time reckoned by the snapshot's rates is kept until a later snapshot shows that it has
 ended, and the ratio of seen to reckoned, the newer ones weighing more, corrects the rates by which costs are compared.
 
@@ -18,6 +18,8 @@ import struct
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
+import numpy as np
+
 from jitney.columns import RunningTable
 from jitney.decision import PreemptionMode
 from jitney.snapshot import Snapshot
@@ -26,6 +28,7 @@ from scheduler_svc.costs import Costs
 from scheduler_svc.loading import LoadCosts
 from scheduler_svc.preemption import Relief
 from scheduler_svc.running import RunningRows
+from scheduler_svc.step_time import StepTime
 
 SECTION = "costs"
 VERSION = 1
@@ -178,6 +181,8 @@ class Outcomes:
             costs = Costs.of(snapshot, rows)
             self._begin(Way.OUT, 0, int(costs.store[swapped].sum()) * costs.out_ns // 1000)
         rates, loads = snapshot.rates, LoadCosts.of(snapshot)
+        decodes = int(np.count_nonzero(rows.decodes))
+        step_us = StepTime.of(rates).ns(decodes, decodes, int(rows.planned[rows.decodes].sum())) // 1000
         size = snapshot.settings.block_tokens
         for row, load, wanted in zip(boarding.rows, boarding.loads, boarding.wanted, strict=True):
             request = int(snapshot.waiting.id[row])
@@ -187,13 +192,15 @@ class Outcomes:
                 way = Way.READ if load.ssd else Way.INTO
                 known = rates.ssd_read_bytes_per_s if load.ssd else rates.to_device_bytes_per_s
                 if known:  # a rate that is only assumed is not to be corrected
-                    self._begin(way, request, loads.load_us(load.blocks, load.ssd))
+                    self._begin(way, request, loads.load_us(load.blocks, load.ssd), step_us)
             elif wanted and rates.prefill_tokens_per_s:
                 there = int(snapshot.waiting.tokens[row]) - wanted
-                self._begin(Way.COMPUTE, request, loads.compute_us(there // size, wanted // size))
+                steps = 1 - (-wanted // max(snapshot.settings.chunk_cap_tokens, 1))
+                self._begin(Way.COMPUTE, request, loads.compute_us(there // size, wanted // size), steps * step_us)
 
-    def _begin(self, way: Way, request: int, reckoned_us: int) -> None:
-        """What takes no time to speak of is left out, and what comes when many are open."""
+    def _begin(self, way: Way, request: int, reckoned_us: int, steps_us: int = 0) -> None:
+        """What takes no time to speak of is left out, and what comes when many are open. `steps_us`: time of steps that
+        goes by anyhow, and is no part of what was reckoned."""
         if reckoned_us < LEAST_US or reckoned_us >= MOST_US:
             self.ways[way].last_us = self.now_us
             return
@@ -202,7 +209,7 @@ class Outcomes:
                 one.reckoned_us = min(one.reckoned_us + reckoned_us, MOST_US)
                 return
         if len(self.open) < MAX_OPEN and all(one.request != request for one in self.open):
-            self.open.append(Open(way, False, request, self.now_us, reckoned_us))
+            self.open.append(Open(way, False, request, self.now_us + min(steps_us, MOST_US), reckoned_us))
 
 
 def _under_way(way: Way, table: RunningTable, row: int) -> bool:

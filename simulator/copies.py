@@ -34,6 +34,7 @@ class VirtualCopies:
         self._tier = Slots(0, pool.shape[1])
         self.out, self.into = model.out, model.into
         self.believed: Callable[[CopyRates], CopyRates] = lambda measured: measured
+        self._urgent: deque[_Job] = deque()
         self._stores: deque[_Job] = deque()
         self._loads: deque[_Job] = deque()
         self._storing = self._loading = False
@@ -48,12 +49,8 @@ class VirtualCopies:
         self._tier = tier
 
     def store(self, job: int, blocks: Sequence[Block], slots: Sequence[Slot], *, urgent: bool) -> None:
-        """Behind other stores, an urgent one in front of those that have not begun."""
-        new = _Job(job, blocks, slots, self._tier)
-        if urgent:
-            self._stores.appendleft(new)
-        else:
-            self._stores.append(new)
+        """Behind other stores, an urgent one in front of all that are not."""
+        (self._urgent if urgent else self._stores).append(_Job(job, blocks, slots, self._tier))
         if not self._storing:
             self._next_store()
 
@@ -80,11 +77,13 @@ class VirtualCopies:
         return self.believed(measured)
 
     def _next_store(self) -> None:
-        self._storing = bool(self._stores)
+        queue = self._urgent or self._stores
+        self._storing = bool(queue)
         if self._storing:
-            self._store_block(self._stores.popleft())
+            self._store_block(queue)
 
-    def _store_block(self, job: _Job) -> None:
+    def _store_block(self, queue: deque[_Job]) -> None:
+        job = queue[0]
         index = len(job.found)
         transfer = Transfer(self._pool[block_id(job.blocks[index])], job.tier.block(job.slots[index]))
         took_us = self.out.took_us(self._block_bytes)
@@ -93,11 +92,10 @@ class VirtualCopies:
             job.found.append(transfer.end())
             self.out.learn(self._block_bytes, took_us)
             self.stored_blocks += 1
-            if len(job.found) < len(job.blocks):
-                self._store_block(job)
-            else:
+            if len(job.found) == len(job.blocks):
+                queue.popleft()
                 self._done.append(StoreCopied(job.number, job.found))
-                self._next_store()
+            self._next_store()
 
         self._clock.after(took_us, end)
 
