@@ -97,7 +97,7 @@ bench-lengths: protos ## how well the lengths of answers are predicted
 	@$(BIN)/python -m bench.lengths $(ARGS)
 
 bench-preempt: protos ## time lost to preemption: by the rule, by recomputing always, by swapping always
-	@$(BIN)/python -m bench.preempt
+	@$(BIN)/python -m bench.preempt $(ARGS)
 
 bench-exercises: protos ## the worked examples of the textbook, computed
 	@$(BIN)/python -m bench.exercises $(ARGS)
