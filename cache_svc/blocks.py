@@ -117,7 +117,8 @@ class BlockTable:
             self.pins[block] -= 1
             if not self.pins[block]:
                 self.pinned.discard(block)
-        self._drop(blocks, self.eviction.put_back)
+        for block in self._drop(blocks):
+            self.eviction.put_back(block)
 
     def grant(self, wanted: int) -> list[int]:
         """FREE -> GRANTED, as many as there are."""
@@ -177,20 +178,24 @@ class BlockTable:
 
     def drop(self, blocks: Iterable[int]) -> None:
         """One holder less of each: without any, SEALED -> CACHED and WRITING -> FREE."""
-        self._drop(blocks, self.eviction.rested)
+        self.eviction.rested_all(self._drop(blocks))
 
-    def _drop(self, blocks: Iterable[int], rested: Callable[[int], None]) -> None:
+    def _drop(self, blocks: Iterable[int]) -> list[int]:
+        """Those that are CACHED now; the order of eviction is yet to be told."""
         state, holders = self.state, self.holders
+        rested: list[int] = []
+        freed: list[int] = []
         for block in blocks:
-            left = holders[block] - 1
-            holders[block] = left
-            if left:
+            holders[block] -= 1
+            if holders[block]:
                 continue
             if state[block] is SEALED:
                 state[block] = CACHED
-                rested(block)
+                rested.append(block)
             else:
-                self._freed((block,))
+                freed.append(block)
+        self._freed(freed)
+        return rested
 
     def forget(self, doomed: set[int]) -> None:
         """CACHED -> FREE, and SEALED -> WRITING: private content of those who hold it. All that stands behind a doomed

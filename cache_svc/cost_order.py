@@ -13,8 +13,8 @@ its key, is *watched*: its ages at reuse feed the profile, past its eviction too
 what it kept would never learn that it evicts the wrong ones.
 
 **The guard.** Of all watched blocks, held and evicted, LRU would hold the youngest and this order those of the highest
-value, as many as there is room for. Each time a watched block is used, it counts for the one that would have held it,
-whichever is in force. While LRU would have had more hits of late, the order is that of LRU.
+value, as many as there is room for. When a watched block is used that only one of them would have held, it counts for
+that one, whichever is in force. Unless this order wins 15 % more of them than it loses, it is that of LRU.
 
 Time is the number of blocks that came to rest: no clock, no random source; the same calls give the same order.
 """
@@ -32,19 +32,27 @@ from cache_svc.eviction import EvictionOrder, OrderOf
 from cache_svc.index import NO_BLOCK, Index
 from cache_svc.reuse import ReuseProfile, age_bucket
 from jitney.block_ops import BlockState
-from jitney.keys import KEY_BYTES, Key
+from jitney.keys import Key
 
 NEVER = -1
+TIME_BITS = 48
+TIME_MASK = (1 << TIME_BITS) - 1
 SIZES = 8
 """Classes of how many blocks were new at once: by doubling, the last from 64 on."""
-USED_AGAIN = 2 * 2 * SIZES
+USED_AGAIN = 2 * SIZES
 CLASSES = USED_AGAIN + 2 * 3
 MOST_WATCHED = 1 << 14
 WATCHED_PER_BLOCK = 4
 REMEMBERED_PER_BLOCK = 2
 MOST_REMEMBERED = 1 << 18
+TRUST_PERCENT = 115
+"""Hits that only this order would have had, to those that only LRU would have: below, the order is that of LRU."""
+FORGET = 3
+"""Of both, one in 2^FORGET is forgotten at each learning."""
 LEAST_LEARNED_FROM = 1000
 """Blocks sealed between one learning and the next, or a quarter of all."""
+LEAST_BLOCKS = 512
+"""A smaller pool is LRU's: of the few prompts that it holds at a time there is too little to learn."""
 ATTENTION_BLOCKS = 2048
 """Depth at which a block costs twice as much to compute as at the start: 32k tokens in blocks of 16, where attention
 takes as long as all else in models of some 8B parameters."""
@@ -59,10 +67,11 @@ class CostOrder(EvictionOrder):
 
     __slots__ = (
         "_adds",
-        "_balance",
         "_before",
         "_clock",
         "_heaps",
+        "_lost",
+        "_most_watched",
         "_profile",
         "_pushed",
         "_remembered",
@@ -71,6 +80,7 @@ class CostOrder(EvictionOrder):
         "_trusted",
         "_watch_mask",
         "_watched",
+        "_won",
         "_youth",
         "depth",
         "key",
@@ -102,65 +112,51 @@ class CostOrder(EvictionOrder):
         self._pushed = 0
         self._profile = ReuseProfile(CLASSES)
         self._remembered: OrderedDict[Key, int] = OrderedDict()
-        self._watched: OrderedDict[Key, tuple[int, int]] = OrderedDict()
-        self._watch_mask = (1 << max(0, WATCHED_PER_BLOCK * total // MOST_WATCHED).bit_length()) - 1
+        self._watched: OrderedDict[Key, int] = OrderedDict()  # class << TIME_BITS | when it came to rest
+        self._watch_mask = min(255, (1 << (WATCHED_PER_BLOCK * total // MOST_WATCHED).bit_length()) - 1)
+        self._most_watched = min(MOST_WATCHED, WATCHED_PER_BLOCK * total // (self._watch_mask + 1) + 64)
         self._sealed = 0
         self._youth = 0  # LRU would hold what is as young as this
         self._threshold = (0.0, 0)  # and this order what has such a value, and at that one such an age (negated)
-        self._balance = 0  # hits of this order less those of LRU
+        self._won = 0  # hits that only this order would have had, and only LRU
+        self._lost = 0
         self._trusted = True
 
     def sealed(self, block: int, adopted: Collection[int]) -> None:
         super().sealed(block, adopted)
-        self.kids[block] = len(adopted)
-        self._enter(block, self.parent[block])
+        self._enter((block,), len(adopted))
 
     def sealed_run(self, blocks: Sequence[int]) -> None:
         super().sealed_run(blocks)
-        kids, depths, starts, last, uses, watch = self.kids, self.depth, self.start, self.last, self.uses, self.watch
-        keys: list[Key] = [key for block in blocks if (key := self.key[block]) is not None]
-        watched = ((np.frombuffer(b"".join(keys), "<u4")[:: KEY_BYTES // 4] & self._watch_mask) == 0).tolist()
-        parent, remembered = blocks[0], self._remembered
-        kids[parent] = 0
-        self._enter(parent, self.parent[parent])
-        start, depth = starts[parent], depths[parent]
-        for block, key, looked_at in zip(blocks[1:], keys[1:], watched[1:], strict=True):
-            kids[parent] = 1
-            kids[block] = 0
-            depths[block] = depth = depth + 1
-            starts[block] = start
-            last[block] = NEVER
-            uses[block] = remembered.pop(key) if key in remembered else 0
-            watch[block] = looked_at
-            if looked_at and key in self._watched:
-                self._used_again(key)
-            parent = block
-        self.length[start] = depth - depths[start] + 1
-        self._count(len(blocks) - 1)
+        self._enter(blocks, 0)
 
-    def _enter(self, block: int, parent: int) -> None:
-        key = self.key[block]
-        assert key is not None
-        last, depth, start = self.last, 0, block
+    def _enter(self, blocks: Sequence[int], adopted: int) -> None:
+        """Blocks of a chain are new; so many stand behind the last one."""
+        kids, uses, last, depths, starts, watch = self.kids, self.uses, self.last, self.depth, self.start, self.watch
+        remembered, watched, keys, mask = self._remembered, self._watched, self.key, self._watch_mask
+        parent = self.parent[blocks[0]]
+        depth, start = 0, blocks[0]
         if parent != NO_BLOCK:
-            self.kids[parent] += 1
-            depth = self.depth[parent] + 1
+            kids[parent] += 1
+            depth = depths[parent] + 1
             if last[parent] == NEVER:
-                start = self.start[parent]
-        last[block] = NEVER
-        self.uses[block] = self._remembered.pop(key, 0)
-        self.depth[block] = depth
-        self.start[block] = start
-        self.length[start] = depth - self.depth[start] + 1
-        self.watch[block] = watch = not int.from_bytes(key[:4], "little") & self._watch_mask
-        if watch and key in self._watched:
-            self._used_again(key)
-        self._count(1)
-
-    def _count(self, sealed: int) -> None:
-        """So many more were sealed: now and then it learns."""
-        self._sealed += sealed
-        if self._sealed >= max(LEAST_LEARNED_FROM, len(self.parent) // 4):
+                start = starts[parent]
+        for block in blocks:
+            key = keys[block]
+            assert key is not None
+            kids[block] = 1
+            uses[block] = remembered.pop(key, 0)
+            last[block] = NEVER
+            depths[block] = depth
+            starts[block] = start
+            depth += 1
+            watch[block] = watches = not key[0] & mask
+            if watches and key in watched:
+                self._used_again(key)
+        kids[blocks[-1]] = adopted
+        self.length[start] = depth - depths[start]
+        self._sealed += len(blocks)
+        if self._sealed >= max(LEAST_LEARNED_FROM, len(kids) // 4) and len(kids) >= LEAST_BLOCKS:
             self._learn()
 
     def held(self, block: int) -> None:
@@ -170,28 +166,37 @@ class CostOrder(EvictionOrder):
                 self._used_again(key)
         super().held(block)
 
-    def rested(self, block: int) -> None:
-        self._clock = now = self._clock + 1
-        if block != self._before:
-            self._adds = False
-        self._before = self.parent[block]
-        uses = self.uses[block]
-        if self.last[block] == NEVER:
-            self._adds = True
-        if uses:
-            kind = USED_AGAIN + 3 * self._adds + (uses - 1 if uses < 3 else 2)
-        else:
-            start = self.start[block]
-            size = self.length[start].bit_length() - 1
-            kind = 2 * (size if size < SIZES else SIZES - 1) + (self.depth[start] > 1)
-        self.uses[block] = uses + 1
-        self.last[block] = now
-        self.kind[block] = kind
-        if self.watch[block]:
-            self._look(block, kind, now)
-        super().rested(block)
-        if not self.kids[block] and block in self.order:
-            self._push(block)
+    def rested_all(self, blocks: Sequence[int]) -> None:
+        uses, last, kinds, starts, watch = self.uses, self.last, self.kind, self.start, self.watch
+        parents, kids, now, before, adds = self.parent, self.kids, self._clock, self._before, self._adds
+        leaves = []
+        of_start, once = NO_BLOCK, 0
+        for block in blocks:
+            now += 1
+            if block != before:
+                adds = False
+            before = parents[block]
+            if last[block] == NEVER:
+                adds = True
+            last[block] = now
+            used = uses[block]
+            uses[block] = used + 1
+            if used:
+                kind = USED_AGAIN + 3 * adds + (used - 1 if used < 3 else 2)
+            else:
+                if starts[block] != of_start:
+                    of_start = starts[block]
+                    new = min(self.length[of_start].bit_length() - 1, SIZES - 1)
+                    once = 2 * new + (self.depth[of_start] > 1)
+                kind = once
+            kinds[block] = kind
+            if watch[block]:
+                self._look(block, kind, now)
+            if not kids[block]:
+                leaves.append(block)
+        self._clock, self._before, self._adds = now, before, adds
+        super().rested_all(blocks)
+        self._push_evictable(leaves)
 
     def lifted(self, block: int) -> None:
         super().held(block)
@@ -199,10 +204,14 @@ class CostOrder(EvictionOrder):
     def put_back(self, block: int) -> None:
         if self.last[block] == NEVER:
             self.rested(block)
-            return
-        super().rested(block)
-        if not self.kids[block] and block in self.order:
-            self._push(block)
+        else:
+            super().rested_all((block,))
+            self._push_evictable((block,))
+
+    def _push_evictable(self, blocks: Sequence[int]) -> None:
+        for block in blocks:
+            if not self.kids[block] and block in self.order:
+                self._push(block)
 
     def next(self, count: int) -> list[int]:
         if count >= len(self.order):
@@ -301,35 +310,38 @@ class CostOrder(EvictionOrder):
         """A watched block came to rest."""
         key = self.key[block]
         assert key is not None
-        self._watched[key] = (kind, now)
-        self._watched.move_to_end(key)
-        if len(self._watched) > WATCHED_PER_BLOCK * len(self.parent) // (self._watch_mask + 1) + 64:
-            _, (kind, last) = self._watched.popitem(last=False)
-            self._profile.gone(kind, now - last)
+        self._watched.pop(key, None)
+        self._watched[key] = kind << TIME_BITS | now
+        if len(self._watched) > self._most_watched:
+            _, seen = self._watched.popitem(last=False)
+            self._profile.gone(seen >> TIME_BITS, now - (seen & TIME_MASK))
 
     def _used_again(self, key: Key | None) -> None:
         """A watched block was used again, or computed again after it had been evicted."""
         assert key is not None
-        kind, last = self._watched.pop(key)
-        age = self._clock - last
+        seen = self._watched.pop(key)
+        kind, age = seen >> TIME_BITS, self._clock - (seen & TIME_MASK)
         self._profile.used(kind, age)
         if self._profile.values:
             value = self._profile.values[kind][age_bucket(age)]
-            self._balance += ((value, -age) >= self._threshold) - (age <= self._youth)
+            ours, theirs = (value, -age) >= self._threshold, age <= self._youth
+            self._won += ours and not theirs
+            self._lost += theirs and not ours
 
     def _learn(self) -> None:
         self._sealed = 0
         if not self._watched:
             return
-        watched = np.array(list(self._watched.values()), np.int64)
-        ages = self._clock - watched[:, 1]
-        values = self._profile.learn(watched[:, 0], ages)
+        watched = np.fromiter(self._watched.values(), np.int64, len(self._watched))
+        ages = self._clock - (watched & TIME_MASK)
+        values = self._profile.learn(watched >> TIME_BITS, ages)
         room = min(len(self.order) // (self._watch_mask + 1), len(ages) - 1)
         self._youth = int(ages[len(ages) - 1 - room])  # they stand in the order of their last use
         last_in = int(np.lexsort((ages, -values))[room])
         self._threshold = (float(values[last_in]), -int(ages[last_in]))
-        self._trusted = self._balance >= 0
-        self._balance -= self._balance >> 3
+        self._trusted = self._won * 100 >= self._lost * TRUST_PERCENT
+        self._won -= self._won >> FORGET
+        self._lost -= self._lost >> FORGET
 
 
 ORDERS: dict[str, OrderOf] = {"cost": CostOrder, "lru": EvictionOrder}

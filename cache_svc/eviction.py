@@ -59,15 +59,20 @@ class EvictionOrder:
 
     def rested(self, block: int) -> None:
         """The last holder of a block went: it is CACHED now."""
-        order, parent, state, unready = self.order, self.parent, self.state, self.unready
-        while not unready[block]:
-            order[block] = None
-            block = parent[block]
-            if block == NO_BLOCK:
-                return
-            unready[block] -= 1
-            if state[block] is not self.cached:
-                return
+        self.rested_all((block,))
+
+    def rested_all(self, blocks: Sequence[int]) -> None:
+        """The last holder of these went, children named before parents: all are CACHED by now."""
+        order, parent, state, unready, cached = self.order, self.parent, self.state, self.unready, self.cached
+        for block in blocks:
+            while block not in order and not unready[block]:
+                order[block] = None
+                block = parent[block]
+                if block == NO_BLOCK:
+                    break
+                unready[block] -= 1
+                if state[block] is not cached:
+                    break
 
     def lifted(self, block: int) -> None:
         """A cached block is copied, which is no use of it."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cache_svc import cost_order
 from cache_svc.cost_order import ORDERS, CostOrder
 from cache_svc.eviction import EvictionOrder, OrderOf
 from cache_svc.index import NO_BLOCK, Content, Index, Origin
@@ -24,6 +25,15 @@ CHAINS = st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=5), min_size=
 def key_of(path: Sequence[int]) -> Key:
     """One for each prefix."""
     return Key(hashlib.sha256(repr(list(path)).encode()).digest()) if path else ROOT
+
+
+@pytest.fixture(autouse=True, scope="module")
+def learns_early() -> Iterator[None]:
+    """So that small pools learn, and often."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cost_order, "LEAST_BLOCKS", 1)
+        patch.setattr(cost_order, "LEAST_LEARNED_FROM", 7)
+        yield
 
 
 class Pool:
