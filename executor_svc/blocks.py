@@ -70,6 +70,11 @@ class DeviceBlocks:
         self.stored[[block_id(b) for b in blocks]] = True
         self.storing_changed = True
 
+    def forget_stored(self) -> None:
+        """The lower tiers have lost what they had."""
+        self.stored[:] = False
+        self.storing_changed = True
+
     def mark_new(self, blocks: Sequence[Block]) -> None:
         """These will be written: they have no copy."""
         self.stored[[block_id(b) for b in blocks]] = False

@@ -150,6 +150,7 @@ class MemoryCopies:
                     return
                 _, _, run = heapq.heappop(self._jobs)
             self._done.append(run())
+            del run  # with the segments that it copied from or to, which may be those of a cache that is gone
             self._clock.ring()
 
     def _store(self, job: int, files: SlotFiles, blocks: Sequence[Block], slots: Sequence[Slot]) -> StoreCopied:

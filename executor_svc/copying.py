@@ -81,6 +81,7 @@ class Copying:
         """The cache was restarted: its tickets mean nothing any more."""
         for _, load in self._loads.values():
             load.void = True
+        self._blocks.forget_stored()
         self._void += self._loads.values()
         for table in (self._loads, self._stores, self._early, self._answered):
             table.clear()

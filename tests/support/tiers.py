@@ -19,6 +19,29 @@ SSD_SLOT_BYTES = 2 * BLOCK_BYTES
 """With its header."""
 
 
+def executor_flags(folder: Path, pool: int, seed: int = 0) -> tuple[str, ...]:
+    """Of an executor of the tiny model with so many device blocks."""
+    model = make_tiny_llama(folder / f"model-{seed}", context=1024, seed=seed)
+    return (
+        f"--model={model}",
+        f"--cache-dir={folder / 'cache'}",
+        "--threads=1",
+        f"--pool-blocks={pool}",
+        "--max-step-tokens=128",
+        "--chunk-cap-tokens=64",
+        "--max-rows=8",
+    )
+
+
+def cache_flags(folder: Path, cpu: int, ssd: int) -> tuple[str, ...]:
+    """Of a cache with so many blocks in its CPU tier and on its SSD; 0: none."""
+    flags = (f"--cpu-bytes={cpu * BLOCK_BYTES}", "--audit-idle-s=0.2")
+    if not ssd:
+        return flags
+    ssd_bytes = max(ssd * SSD_SLOT_BYTES, 1 << 20)
+    return (*flags, f"--ssd-dir={folder / 'ssd'}", f"--ssd-bytes={ssd_bytes}", "--ssd-file-bytes=1048576")
+
+
 @contextlib.contextmanager
 def tiers(
     folder: Path,
@@ -27,34 +50,22 @@ def tiers(
     cpu: int = 128,
     ssd: int = 0,
     seed: int = 0,
+    shared: Path | None = None,
     executor_args: Sequence[str] = (),
     cache_args: Sequence[str] = (),
 ) -> Iterator[Supervisor]:
-    """All services SERVING, with so many blocks in each tier (`ssd` 0: none); the SSD's folder outlives them."""
-    model = make_tiny_llama(folder / f"model-{seed}", context=1024, seed=seed)
-    below = [f"--cpu-bytes={cpu * BLOCK_BYTES}", "--audit-idle-s=0.2"]
-    if ssd:
-        below += [
-            f"--ssd-dir={folder / 'ssd'}",
-            f"--ssd-bytes={max(ssd * SSD_SLOT_BYTES, 1 << 20)}",
-            "--ssd-file-bytes=1048576",
-        ]
+    """All services SERVING, with so many blocks in each tier (`ssd` 0: none); the SSD's folder outlives them.
+
+    `shared` is a folder for their shared memory in place of this user's.
+    """
+    both = () if shared is None else (f"--shared-dir={shared}",)
     number = sum(1 for _ in folder.glob("state-*"))
     options = ServeOptions(
         state_dir=folder / f"state-{number}",
         grace_s=1.0,
         start_timeout_s=120.0,
-        executor_args=(
-            f"--model={model}",
-            f"--cache-dir={folder / 'cache'}",
-            "--threads=1",
-            f"--pool-blocks={pool}",
-            "--max-step-tokens=128",
-            "--chunk-cap-tokens=64",
-            "--max-rows=8",
-            *executor_args,
-        ),
-        cache_args=(*below, *cache_args),
+        executor_args=(*executor_flags(folder, pool, seed), *both, *executor_args),
+        cache_args=(*cache_flags(folder, cpu, ssd), *both, *cache_args),
     )
     supervisor = Supervisor(options)
     try:
