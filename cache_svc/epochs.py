@@ -65,7 +65,8 @@ def plain_index(pool: DevicePool) -> Index:
 class Session:
     """One epoch of one executor. `ledger` is empty, and of no use, while `redeclaring`. `tiers`: what lies below.
 
-    `index_of` makes the index of its blocks, and again when a declaration has come.
+    `index_of` makes the index of its blocks, and again when a declaration has come. `before` are earlier epochs of the
+    same process: who declares has made sure that no copy of these is under way any more.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class Session:
         self.tiers = tiers
         table = BlockTable(pool.blocks, index=index_of(pool), order=order)
         self.ledger = Ledger(table, pool.block_tokens, tiers, self.owner, pool.fingerprint)
+        self.before: list[Owner] = []
         self.op_seq = 0
         self._answered: deque[tuple[Batch, BatchAnswer]] = deque(maxlen=ANSWERS_KEPT)
 
@@ -131,6 +133,10 @@ class Session:
             pool.blocks, pool.block_tokens, declared, self.tiers, self.owner, pool.fingerprint, index, self._order
         )
         self.redeclaring = False
+        if self.tiers is not None:
+            for owner in self.before:
+                self.tiers.gone(owner)
+        self.before.clear()
 
 
 class Epochs:
@@ -170,9 +176,10 @@ class Epochs:
         epoch = 1 if known is None else known.epoch + 1
         if known is not None and known.tiers is not None:
             known.tiers.fence(known.owner)
-        self.sessions[pool.executor] = Session(
-            pool, epoch, redeclares=redeclares, tiers=tiers, index_of=self._index_of, order=self._order
-        )
+        session = Session(pool, epoch, redeclares=redeclares, tiers=tiers, index_of=self._index_of, order=self._order)
+        if known is not None and known.pool.incarnation == pool.incarnation:
+            session.before = [*known.before, known.owner]
+        self.sessions[pool.executor] = session
         return Opened(epoch, self.boot_id)
 
     def session(self, executor: str, epoch: int, boot_id: bytes) -> Session:

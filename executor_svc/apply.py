@@ -287,6 +287,11 @@ class Apply:
         self.counts, self.lower = counts, lower
         self.copying.reopened()
 
+    @property
+    def storing(self) -> bool:
+        """See CacheState."""
+        return self.copying.storing
+
     def declare(self) -> list[DeclaredBlock]:
         """Every device block that is not free, for a restarted cache. Joiners and substitutes go back to waiting."""
         for request in [r for r in self._registry.running if r.joined]:

@@ -131,9 +131,11 @@ class CacheClient:
             if isinstance(event, Reopened):
                 self._reopenings += 1
             return event
-        wanted, self._declaration = self._declaration, None
-        if wanted is not None:
+        if self._declaration is not None:
             assert self.state is not None, "the loop runs without having told the client its state"
+            if self.state.storing:
+                return None
+            wanted, self._declaration = self._declaration, None
             declared = self.state.declare()
             self._outbox.clear()
             self._calls.clear()
@@ -250,8 +252,10 @@ class CacheClient:
             self._losses += 1
         opened = await self._open(redeclares=True)
         wanted = self._declaration = self._loop.create_future()
-        self._clock.ring()
-        declared = await wanted
+        while not wanted.done():
+            self._clock.ring()
+            await asyncio.wait((wanted,), timeout=_BACKOFF_S[0])
+        declared = wanted.result()
 
         async def messages() -> Any:
             for start in range(0, max(1, len(declared)), _DECLARED_A_MESSAGE):

@@ -6,7 +6,8 @@ ended. A row runs no token until its load has ended; what it then has in whole b
 if it had computed it, and what did not come or was bad is computed.
 
 A request that ends while its load is being copied is let go when the copies have ended: until then its `load` is set.
-After a restart of the cache, copies that are under way end for themselves and nobody is told.
+After a restart of the cache, loads that are under way end for themselves and nobody is told. Stores end before the
+device's blocks are declared: the cache may give their slots to others then.
 """
 
 from __future__ import annotations
@@ -41,6 +42,11 @@ class Copying:
     def loading(self) -> bool:
         """Whether a row waits for its load."""
         return bool(self._loads or self._void)
+
+    @property
+    def storing(self) -> bool:
+        """Whether slots are being filled."""
+        return any(isinstance(what, StoreOrder) for what in self._jobs.values())
 
     def expect(self, request: LiveRequest, reserved: ReserveResult, step_in_flight: int) -> None:
         """The first blocks that a Reserve bound are to be loaded. `step_in_flight`: 0 none."""

@@ -49,6 +49,10 @@ class SchedulerPort(Protocol):
 class CacheState(Protocol):
     """What the loop can tell a cache that has lost its memory."""
 
+    @property
+    def storing(self) -> bool:
+        """Whether copies into slots of the cache are under way: nothing is declared meanwhile."""
+
     def declare(self) -> Sequence[DeclaredBlock]:
         """Every device block that is not free. Called on the loop's thread, inside CachePort.poll."""
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from jitney.client.cache import AsyncCacheClient
-from jitney.client.cache_types import CacheStatus
+from jitney.client.cache_types import TierStatus
 from jitney.service_process import ServiceProcess
 from jitney.supervisor import Supervisor
 from tests.support.processes import service, wait_until
@@ -64,43 +64,49 @@ def replaced(house: Supervisor, ssd: Path) -> Callable[[], None]:
     return ssd.unlink
 
 
-@pytest.mark.parametrize("fail", [full, removed, replaced], ids=lambda fail: fail.__name__)
+@pytest.mark.parametrize(
+    ("fail", "number"), [(full, 20), (removed, 30), (replaced, 40)], ids=["full", "removed", "replaced"]
+)
 def test_24_a_disk_that_fails_under_load_and_heals(
     folder: Path,
     house: Supervisor,
     sessions: Sessions,
     alone: list[list[Tokens]],
     fail: Callable[[Supervisor, Path], Callable[[], None]],
+    number: int,
 ) -> None:
     pid = house.pids["cache"]
+    new = Sessions(number, 8, 4)  # whose content is to be written meanwhile
 
-    async def status() -> CacheStatus:
+    async def ssd() -> TierStatus:
         async with AsyncCacheClient(house.cache_target) as cache:
-            return await cache.status()
+            return tier(await cache.status(), "ssd")
 
     async def harm() -> None:
-        await sessions.after(60)
+        await new.after(60)
         heal = fail(house, folder / "ssd")
-        await sessions.after(260)
+        await new.after(260)
         heal()
 
     async def run() -> None:
-        before = tier(await status(), "ssd")
-        fresh = Sessions(50 + len(before.errors), 8, 4)
-        assert await disturbed(sessions, house.executor_target, harm) == alone
+        before = await ssd()
+        said, again = await asyncio.gather(
+            disturbed(new, house.executor_target, harm), sessions.run(house.executor_target)
+        )
+        assert again == alone
         await settled(house.executor_target, house.cache_target)
-        healed = tier(await status(), "ssd")
+        healed = await ssd()
         if fail is not removed:
             assert sum(healed.errors.values()) > sum(before.errors.values()), healed
             assert healed.dropped_blocks > before.dropped_blocks
-        for number in range(40):
-            fresh.first = 100 * healed.stored_blocks + number
-            await fresh.run(house.executor_target)
-            if tier(await status(), "ssd").stored_blocks > healed.stored_blocks:
+        for each in range(1, 40):
+            await Sessions(100 * number + each, 8, 1).run(house.executor_target)
+            if (await ssd()).stored_blocks > healed.stored_blocks:
                 break
         else:
-            raise AssertionError(await status())
+            raise AssertionError(await ssd())
         assert await sessions.run(house.executor_target) == alone
+        assert await new.run(house.executor_target) == said
         await settled(house.executor_target, house.cache_target)
 
     asyncio.run(run())
@@ -123,6 +129,6 @@ def test_a_second_cache_is_kept_from_the_ssd_and_shares_the_memory_folder(
             caches = [name for name in left_in(shared) if name.startswith("cache-")]
             assert len(caches) == 2 and mine[0] in caches, "what the killed one left is gone, what is in use is not"
             other.signal(signal.SIGKILL)
-            wait_until(lambda: other.exit_status() is not None)  # noqa: B023
+            wait_until(lambda: other.exit_status() is not None)
     assert asyncio.run(sessions.run(house.executor_target)) == alone
     asyncio.run(settled(house.executor_target, house.cache_target))

@@ -61,6 +61,10 @@ class State:
         self.blocks: list[DeclaredBlock] = []
         self.asked_on: list[int] = []
 
+    @property
+    def storing(self) -> bool:
+        return False
+
     def declare(self) -> Sequence[DeclaredBlock]:
         self.asked_on.append(threading.get_ident())
         return list(self.blocks)

@@ -22,12 +22,15 @@ PATIENT = RetryPolicy(connect_s=120.0)
 class Sessions:
     """`count` conversations of `rounds` rounds. Each round asks with all that was said so far and something new.
 
-    `first` tells this set of conversations from others; `answers` has what was answered, by session, round by round.
+    `first` tells this set of conversations from others; with another `salt` the same ones share nothing. `answers` has
+    what was answered, by session, round by round.
     """
 
-    def __init__(self, first: int, count: int, rounds: int, *, tokens: int = 40, answer: int = 12) -> None:
+    def __init__(
+        self, first: int, count: int, rounds: int, *, tokens: int = 40, answer: int = 12, salt: str = ""
+    ) -> None:
         self.first, self.count, self.rounds = first, count, rounds
-        self.tokens, self.answer = tokens, answer
+        self.tokens, self.answer, self.salt = tokens, answer, salt
         self.answers: list[list[Completion]] = []
         self.whole: list[list[int]] = [[] for _ in range(count)]  # prompts and answers, as far as they go
         self.said = 0
@@ -44,7 +47,7 @@ class Sessions:
         ids: list[int] = []
         for each in range(self.rounds):
             ids += prompt(1000 * self.first + 10 * number + each, self.tokens + number % BLOCK_TOKENS)
-            options = Options(max_tokens=self.answer, ignore_eos=True, tenant=f"tenant-{number % 3}")
+            options = Options(max_tokens=self.answer, ignore_eos=True, tenant=f"tenant-{number % 3}", salt=self.salt)
             answer = client.generate(ids, options)
             async for _ in answer:
                 self.said += 1
