@@ -94,6 +94,22 @@ def test_opening_anew_fences_the_older_epoch() -> None:
     assert epochs.of("e").ledger.below is tiers.belows["e", 2]
 
 
+@pytest.mark.parametrize("incarnation", [1, 2], ids=["itself", "another"])
+def test_a_declaration_frees_what_the_same_process_was_filling(incarnation: int) -> None:
+    rig = TierRig(TierLimits(cpu_slots=6, pin_permille=1000))
+    epochs = Epochs(b"b" * 16)
+    pool = DevicePool("e", 1, b"print", 8, 64, BLOCK_TOKENS)
+    epochs.open(pool, redeclares=False, tiers=rig.tiers)
+    device = rig.device(8)
+    device.cache(1, CHAIN)
+    device.swap(1, Tier.CPU)
+    for epoch in (2, 3):
+        epochs.open(replace(pool, incarnation=incarnation), redeclares=True, tiers=rig.tiers)
+        assert epochs.of("e").epoch == epoch and rig.tiers.retired() == [("e", 1)]
+    epochs.of("e").redeclare([])
+    assert rig.tiers.retired() == ([] if incarnation == 1 else [("e", 1)])
+
+
 # Forgetting.
 
 
