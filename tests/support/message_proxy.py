@@ -50,9 +50,8 @@ class MessageProxy:
     async def _pass_on(self, method: str, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
         name, left_s, cut = method.rpartition("/")[2], context.time_remaining(), asyncio.Event()
         suffers = name in ("Apply", "Tickets")
-        call: Any = self._channel.stream_stream(method)(
-            self._messages(name, "up", requests, cut) if suffers else requests, timeout=left_s
-        )
+        stream: Any = self._channel.stream_stream(method)
+        call = stream(self._messages(name, "up", requests, cut) if suffers else requests, timeout=left_s)
         answers = aiter(self._messages(name, "down", call, cut) if suffers else call)
         ended = asyncio.create_task(cut.wait())
         self._cuts.add(cut)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 from jitney.client import AsyncClient, Completion, Options
 from jitney.client.cache import AsyncCacheClient
@@ -71,7 +72,9 @@ class Sessions:
             await asyncio.sleep(0.005)
 
 
-async def disturbed(sessions: Sessions, target: str, disturb: Callable[[], Awaitable[None]]) -> list[list[Tokens]]:
+async def disturbed(
+    sessions: Sessions, target: str, disturb: Callable[[], Coroutine[Any, Any, None]]
+) -> list[list[Tokens]]:
     """The tokens of all sessions while that is done to the services."""
     disturbing = asyncio.create_task(disturb())
     try:

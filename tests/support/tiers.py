@@ -19,9 +19,11 @@ SSD_SLOT_BYTES = 2 * BLOCK_BYTES
 """With its header."""
 
 
-def executor_flags(folder: Path, pool: int, seed: int = 0) -> tuple[str, ...]:
-    """Of an executor of the tiny model with so many device blocks."""
-    model = make_tiny_llama(folder / f"model-{seed}", context=1024, seed=seed)
+def executor_flags(folder: Path, pool: int, seed: int = 0, *, slow: bool = False) -> tuple[str, ...]:
+    """Of an executor of the tiny model with so many device blocks. `slow`: of one that has blocks of the same size and
+    computes so long that to move them, even slowly, is the quicker way."""
+    wide = {"hidden": 256, "heads": 16} if slow else {}
+    model = make_tiny_llama(folder / f"model-{seed}", context=1024, seed=seed, **wide)
     return (
         f"--model={model}",
         f"--cache-dir={folder / 'cache'}",
@@ -50,13 +52,14 @@ def tiers(
     cpu: int = 128,
     ssd: int = 0,
     seed: int = 0,
+    slow: bool = False,
     shared: Path | None = None,
     executor_args: Sequence[str] = (),
     cache_args: Sequence[str] = (),
 ) -> Iterator[Supervisor]:
     """All services SERVING, with so many blocks in each tier (`ssd` 0: none); the SSD's folder outlives them.
 
-    `shared` is a folder for their shared memory in place of this user's.
+    `slow`: see executor_flags. `shared` is a folder for their shared memory in place of this user's.
     """
     both = () if shared is None else (f"--shared-dir={shared}",)
     number = sum(1 for _ in folder.glob("state-*"))
@@ -64,7 +67,7 @@ def tiers(
         state_dir=folder / f"state-{number}",
         grace_s=1.0,
         start_timeout_s=120.0,
-        executor_args=(*executor_flags(folder, pool, seed), *both, *executor_args),
+        executor_args=(*executor_flags(folder, pool, seed, slow=slow), *both, *executor_args),
         cache_args=(*cache_flags(folder, cpu, ssd), *both, *cache_args),
     )
     supervisor = Supervisor(options)
