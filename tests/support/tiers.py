@@ -22,8 +22,8 @@ SSD_SLOT_BYTES = 2 * BLOCK_BYTES
 def executor_flags(folder: Path, pool: int, seed: int = 0, *, slow: bool = False) -> tuple[str, ...]:
     """Of an executor of the tiny model with so many device blocks. `slow`: of one that has blocks of the same size and
     computes so long that to move them, even slowly, is the quicker way."""
-    wide = {"hidden": 256, "heads": 16} if slow else {}
-    model = make_tiny_llama(folder / f"model-{seed}", context=1024, seed=seed, **wide)
+    hidden, heads = (256, 16) if slow else (64, 4)
+    model = make_tiny_llama(folder / f"model-{seed}", context=1024, seed=seed, hidden=hidden, heads=heads)
     return (
         f"--model={model}",
         f"--cache-dir={folder / 'cache'}",
