@@ -5,7 +5,6 @@ Read only; cost grows with the number of blocks and of what requests hold. Finds
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Iterator
 
@@ -13,6 +12,7 @@ from cache_svc.blocks import CACHED, FREE, GRANTED, SEALED, WRITING
 from cache_svc.index import NO_BLOCK
 from cache_svc.ledger import Ledger
 from jitney.block_ops import BlockState
+from jitney.keys import block_key
 
 MAX_FINDINGS = 100
 
@@ -141,5 +141,5 @@ def _contents(ledger: Ledger) -> Iterator[str]:
         token_ids, parent_key = index.token_ids[block], index.parent_key[block]
         if token_ids is None or parent_key is None:
             continue
-        if hashlib.sha256(parent_key + token_ids).digest() != key:
+        if block_key(parent_key, token_ids) != key:
             yield f"the key of block {block} is not the digest of its parent key and token ids"

@@ -29,7 +29,7 @@ class Opened:
 
 
 class Below:
-    """One epoch of one executor."""
+    """One epoch of one executor. Once it is `fenced` there is nothing below, should the executor go on all the same."""
 
     def __init__(
         self,
@@ -55,13 +55,13 @@ class Below:
 
     def hits(self, keys: Sequence[Key]) -> tuple[int, int]:
         """Blocks at the start of `keys` that can be loaded: of the CPU tier, and of the SSD only."""
-        run = self.loads.run(keys)
+        run = [] if self.fenced else self.loads.run(keys)
         cpu = sum(run)
         return cpu, len(run) - cpu
 
     def load(self, request: RequestId, keys: Sequence[Key], blocks: Sequence[int], most: int) -> Opened | None:
         """Begins to load the first of `keys`, at most `most`, into `blocks`."""
-        load = self.loads.open(request, keys, blocks, most)
+        load = None if self.fenced else self.loads.open(request, keys, blocks, most)
         if load is None:
             return None
         ssd = sum(load.from_ssd)
@@ -88,7 +88,7 @@ class Below:
         """
         lower = self.lower
         table = lower.cpu if tier is Tier.CPU else lower.ssd
-        if not chain or not (lower.has_cpu_tier if tier is Tier.CPU else lower.has_ssd):
+        if self.fenced or not chain or not (lower.has_cpu_tier if tier is Tier.CPU else lower.has_ssd):
             return 0, 0
         keys = [self.stores.entry(block).key for block in chain]
         swapped = (self.owner, request)
@@ -150,6 +150,8 @@ class Below:
 
     def tend(self) -> LowerTiers:
         """Orders what there is room for; how much room is left."""
+        if self.fenced:
+            return LowerTiers()
         self.lower.pins.expire(self.lower.now_us)
         self.stores.demotion.stepped()
         self.stores.tend()
@@ -218,7 +220,7 @@ class Below:
 
     def fence(self) -> None:
         """The epoch is over: nothing is loaded or pinned for it any more; its stores keep their slots."""
-        self.fenced = True
+        self.fenced, self.keeps = True, False
         self.lower.pins.end_all(self.owner)
         self.stores.drop_waiting(lambda *_: True)
         self.stores.drop_wanted()

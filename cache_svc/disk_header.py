@@ -4,7 +4,8 @@
     lengths u32 of (fingerprint, salt digest, tenant, model version, token ids), place u8, then these five, then
     xxh3_64 of all before it. Little-endian; what is left of the header says nothing.
 
-A header that is torn, foreign or of another version is None: the slot is empty.
+A header that is torn, foreign or of another version, or whose key is not that of its token ids, is None: the slot is
+empty.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import xxhash
 from cache_svc.disk_jobs import DiskEntry
 from cache_svc.disk_layout import VERSION
 from cache_svc.index import Content, Origin
-from jitney.keys import Key
+from jitney.keys import Key, block_key
 
 MAGIC = b"jitneyKV"
 _FIXED = struct.Struct("<8sIIQQ32s32s5IB")
@@ -70,5 +71,7 @@ def decode_header(data: memoryview, block_bytes: int) -> DiskEntry | None:
     try:
         origin = Origin(tenant.decode(), salt_digest, model_version.decode())
     except UnicodeDecodeError:
+        return None
+    if block_key(Key(parent), token_ids) != key:
         return None
     return DiskEntry(Key(key), Key(parent), Content(token_ids, origin), fingerprint, checksum, bool(place))

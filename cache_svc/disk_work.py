@@ -108,7 +108,7 @@ class DiskWork:
         """Removes stored SSD slots, in which all that stand behind one must be, from the disk too."""
         gone = self.ssd.remove(doomed)
         for slot in gone:
-            self._erase(slot)
+            self.erase(slot)
         return gone
 
     def cancel(self, key: Key) -> None:
@@ -207,7 +207,7 @@ class DiskWork:
         key, ssd_slot = write.entry.key, write.disk_slot
         self.cpu.leave(slot_id(write.cpu_slot))
         if self.ssd.state[ssd_slot] is RETIRED:
-            self._erase(ssd_slot)
+            self.erase(ssd_slot)
             self.ssd.leave(ssd_slot)
             return
         del self.writing[key]
@@ -237,7 +237,8 @@ class DiskWork:
     def _described(self, entry: Entry, checksum: int, place: bool) -> DiskEntry:
         return DiskEntry(entry.key, entry.parent, entry.content, entry.fingerprint, checksum, place)
 
-    def _erase(self, slot: int) -> None:
+    def erase(self, slot: int) -> None:
+        """A restart shall not find what stands in the slot."""
         self._new.append(DiskErase(self._number(), slot))
 
     def _number(self) -> Job:

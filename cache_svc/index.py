@@ -2,7 +2,8 @@
 
 A chain is found by walking its keys from the first one on. A block whose parent is not sealed is an *orphan*: the
 first of its chain (its parent is a root), or one whose parent was never sealed. When the parent is sealed later,
-orphans become its children, so that the tree of blocks always follows the tree of keys.
+orphans become its children, so that the tree of blocks always follows the tree of keys. Digests have no circles; if
+false keys have one, the block that would close it has no parent.
 
 Invariants: `sealed[key[b]] == b` for every block b that is sealed or cached; `parent[b]` is the block sealed under
 `parent_key[b]`, or NO_BLOCK, and then b is in `orphans[parent_key[b]]`.
@@ -66,21 +67,27 @@ class Index:
 
     def add(self, block: int, key: Key, parent_key: Key, content: Content) -> Collection[int]:
         """Enters a block under a key that is not sealed; returns the orphans that became its children."""
+        parent = self.sealed.get(parent_key, NO_BLOCK)
+        adopted: Collection[int] = self.orphans.pop(key, ())
+        if adopted and self._top(parent) in adopted:
+            parent = NO_BLOCK
         self.sealed[key] = block
         self.key[block] = key
         self.token_ids[block] = content.token_ids
         self.origin[block] = content.origin
         self.parent_key[block] = parent_key
-        parent = self.sealed.get(parent_key, NO_BLOCK)
         self.parent[block] = parent
         if parent == NO_BLOCK:
             self.orphans.setdefault(parent_key, {})[block] = None
-        adopted = self.orphans.pop(key, None)
-        if adopted is None:
-            return ()
         for child in adopted:
             self.parent[child] = block
         return adopted
+
+    def _top(self, block: int) -> int:
+        """The first block of the chain that ends with this one."""
+        while block != NO_BLOCK and (before := self.parent[block]) != NO_BLOCK:
+            block = before
+        return block
 
     def add_run(self, blocks: Sequence[int], keys: Sequence[Key], parent_key: Key, content: Content) -> None:
         """Enters consecutive blocks of a chain with the content of all; no key is sealed, and none has orphans."""

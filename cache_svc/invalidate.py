@@ -12,7 +12,7 @@ behind the gap stays. It cannot be reached either, until somebody computes the v
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from cache_svc.index import Index, Origin
@@ -58,20 +58,23 @@ class Forgotten:
     ssd: int
 
 
-def invalidate(ledgers: Sequence[Ledger], tiers: Sequence[Tiers], what: What) -> Forgotten:
-    """Forgets it on all of these devices and in all of these tiers. Walks through all that there is."""
+def invalidate(ledgers: Sequence[Ledger], tiers: Sequence[Tiers], what: What, also: Collection[Key] = ()) -> Forgotten:
+    """Forgets it on all of these devices and in all of these tiers, and what stands behind the keys of `also`. Walks
+    through all that there is."""
     indexes = [ledger.blocks.index for ledger in ledgers]
     indexes += [table.index for each in tiers for table in (each.lower.cpu, each.lower.ssd)]
-    doomed = _doomed(indexes, [entry for each in tiers for entry in each.on_the_way()], what)
+    doomed = _doomed(indexes, [entry for each in tiers for entry in each.on_the_way()], what, also)
     device = sum(ledger.forget(doomed) for ledger in ledgers)
     counts = [each.forget(doomed) for each in tiers]
     return Forgotten(device, sum(cpu for cpu, _ in counts), sum(ssd for _, ssd in counts))
 
 
-def _doomed(indexes: Iterable[Index], on_the_way: Iterable[tuple[Key, Key, Origin]], what: What) -> set[Key]:
+def _doomed(
+    indexes: Iterable[Index], on_the_way: Iterable[tuple[Key, Key, Origin]], what: What, also: Collection[Key]
+) -> set[Key]:
     """The keys that are meant, and those of all that stands behind them in any tier."""
     children: dict[Key, list[Key]] = {}
-    wave: list[Key] = [Key(what.prefix_key)] if what.prefix_key else []
+    wave: list[Key] = [*also, Key(what.prefix_key)] if what.prefix_key else [*also]
     known = [(key, parent, origin) for index in indexes for key, parent, origin in index.entries()]
     for key, parent, origin in [*known, *on_the_way]:
         children.setdefault(parent, []).append(key)

@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,7 @@ from cache_svc.audit import audit
 from cache_svc.config import CacheConfig
 from cache_svc.cost_order import ORDERS
 from cache_svc.disk_calls import DiskCalls
+from cache_svc.disk_jobs import DiskEntry
 from cache_svc.epochs import DevicePool, Epochs, Session, plain_index
 from cache_svc.invalidate import What, invalidate
 from cache_svc.kv_events import Feed
@@ -31,7 +32,7 @@ from cache_svc.status import status
 from cache_svc.ticket_streams import Queue
 from cache_svc.tier_audit import audit_tiers
 from cache_svc.tier_host import TierHost, TierSettings
-from cache_svc.tiers import TierLimits, Tiers
+from cache_svc.tiers import Owner, TierLimits, Tiers
 from jitney.block_ops import LowerTiers
 from jitney.cache.v1 import cache_pb2 as pb
 from jitney.cache.v1 import cache_pb2_grpc
@@ -43,6 +44,7 @@ from jitney.cache_codec import (
 )
 from jitney.chain_codec import decode_chains, decode_declared, encode_hits
 from jitney.errors import InvalidRequest, JitneyError
+from jitney.keys import Key
 from jitney.serving import logs, tracing
 from jitney.serving.server import build_server, serve_until_signal
 from jitney.ticket_codec import decode_call, encode_event
@@ -67,6 +69,8 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
         self._log = logs.get("cache")
         self._unsound = ""
         self._forgotten: list[What] = []  # while the SSD is scanned
+        self._unwanted: set[Key] = set()  # what the scan found of it
+        host.unwanted = self._is_forgotten
 
     async def Open(self, request: pb.OpenRequest, context: Any) -> pb.OpenResponse:
         """Begins an epoch of an executor. An incarnation that cannot have begun yet would fence its name for good."""
@@ -217,21 +221,25 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
 
     async def _hear(self, requests: AsyncIterator[pb.TicketCall], queue: Queue) -> None:
         """Passes on what an executor says; ends the stream with its last word, or with what is wrong."""
-        session: Session | None = None
+        owner: Owner | None = None
         try:
             async for message in requests:
-                first, session = session is None, self._session(message)
+                session = self._session(message)
                 call = decode_call(message)
-                if first:
-                    self._host.welcome(session.owner, queue)
+                if owner is None:
+                    owner = session.owner
+                    self._host.welcome(owner, queue)
+                elif owner != session.owner:
+                    what = f"the stream is that of {owner[0]!r}, epoch {owner[1]}"
+                    raise InvalidRequest(what, field="executor", limit=owner[0], value=session.owner[0])
                 if call is not None:
-                    self._host.told(session.owner, call)
+                    self._host.told(owner, call)
             queue.put_nowait(None)
         except Exception as error:
             queue.put_nowait(error)  # raised where the stream is answered
         finally:
-            if session is not None:
-                self._host.streams.closed(session.owner, queue)
+            if owner is not None:
+                self._host.streams.closed(owner, queue)
 
     async def Invalidate(self, request: pb.InvalidateRequest, context: Any) -> pb.InvalidateResponse:
         """Removes content, with all behind it, from every tier."""
@@ -247,19 +255,29 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
         self._log.info("invalidated", what=kind, device=gone.device_blocks, cpu=gone.cpu_blocks, ssd=gone.ssd_blocks)
         return gone
 
-    def _invalidate(self, what: What) -> pb.InvalidateResponse:
+    def _invalidate(self, what: What, also: Collection[Key] = ()) -> pb.InvalidateResponse:
         tiers = self._host.tiers
         self._host.touch()
         ledgers = [session.ledger for session in self._epochs.sessions.values()]
-        gone = invalidate(ledgers, () if tiers is None else (tiers,), what)
+        gone = invalidate(ledgers, () if tiers is None else (tiers,), what, also)
         self._host.settle()
         return pb.InvalidateResponse(device_blocks=gone.device, cpu_blocks=gone.cpu, ssd_blocks=gone.ssd)
 
+    def _is_forgotten(self, entry: DiskEntry) -> bool:
+        """Whether the scan comes upon something that was invalidated meanwhile."""
+        unwanted = entry.parent in self._unwanted or any(
+            what.of(entry.content.origin) or what.prefix_key in (entry.key, entry.parent) for what in self._forgotten
+        )
+        if unwanted:
+            self._unwanted.add(entry.key)
+        return unwanted
+
     def _forget_again(self) -> None:
-        """What the scan found on the SSD that was invalidated meanwhile."""
+        """What the scan found before that on which it stands, and which was invalidated meanwhile."""
         forgotten, self._forgotten = self._forgotten, []
+        unwanted, self._unwanted = self._unwanted, set()
         for what in forgotten:
-            self._invalidate(what)
+            self._invalidate(what, unwanted)
 
     async def Audit(self, request: pb.AuditRequest, context: Any) -> pb.AuditResponse:
         """Checks every ledger, and the lower tiers, against themselves and each other."""

@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from cache_svc.blocks import ID_MASK, BlockTable
 from cache_svc.demotion import Demotion
+from cache_svc.index import NO_BLOCK
 from cache_svc.lower import Lower
 from cache_svc.slots import Entry
 from cache_svc.tickets import Store, Tickets, handles
@@ -168,11 +169,13 @@ class Stores:
     def _keep_above(self, key: Key | None) -> None:
         """The device's chain begins behind a block that only the CPU tier has."""
         lower, path = self.lower, []
-        while key is not None and (slot := lower.cpu.find(key)) is not None:
-            if lower.disk.has(key) or key in lower.disk.kept:
+        index = lower.cpu.index
+        slot = NO_BLOCK if key is None else index.sealed.get(key, NO_BLOCK)
+        while slot != NO_BLOCK and (each := index.key[slot]) is not None:
+            if lower.disk.has(each) or each in lower.disk.kept:
                 break
-            path.append(key)
-            key = lower.cpu.index.parent_key[slot]
+            path.append(each)
+            slot = index.parent[slot]
         for each in reversed(path):
             lower.disk.keep(each, place=False)
 

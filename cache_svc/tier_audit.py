@@ -5,7 +5,6 @@ Read only; cost grows with the number of slots. Finds, never repairs.
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Iterator
 
@@ -14,7 +13,7 @@ from cache_svc.index import NO_BLOCK
 from cache_svc.slots import BUSY, FILLING, FREE, RESTING, RETIRED, SlotTable
 from cache_svc.tickets import Load, Store
 from cache_svc.tiers import Tiers
-from jitney.keys import Key
+from jitney.keys import Key, block_key
 from jitney.ticket_ops import slot_id
 
 MAX_FINDINGS = 100
@@ -100,7 +99,7 @@ def _order(name: str, table: SlotTable) -> Iterator[str]:
 def _contents(name: str, table: SlotTable) -> Iterator[str]:
     for slot in table.index.sealed.values():
         entry = table.entry[slot]
-        if entry is not None and hashlib.sha256(entry.parent + entry.content.token_ids).digest() != entry.key:
+        if entry is not None and block_key(entry.parent, entry.content.token_ids) != entry.key:
             yield f"{name}: the key of slot {slot} is not the digest of its parent key and token ids"
 
 

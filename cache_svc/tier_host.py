@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from cache_svc.disk_calls import DiskCalls
-from cache_svc.disk_jobs import DiskRead, DiskWrite
+from cache_svc.disk_jobs import DiskEntry, DiskRead, DiskWrite
 from cache_svc.disk_scan import DiskScan, Found
 from cache_svc.disk_tier import FILE_BYTES, DiskTier
 from cache_svc.eviction import EvictionOrder, OrderOf
@@ -68,6 +68,7 @@ class TierHost:
         self.changes = 0
         self.scanning = False
         self.when_scanned: list[Callable[[], None]] = []
+        self.unwanted: Callable[[DiskEntry], bool] = lambda entry: False  # of what the scan finds
         self.memory: MemoryTier | None = None
         self.disk: DiskTier | None = None
         self.mover: Mover | None = None
@@ -270,7 +271,10 @@ class TierHost:
         for slot, entry in found:
             if self._feed is not None:
                 self._feed.roots.learn(entry.fingerprint)
-            self.tiers.found(slot, entry)
+            if self.unwanted(entry):
+                self.tiers.erase(slot)
+            else:
+                self.tiers.found(slot, entry)
         if not found:
             self.scanning = False
             for again in self.when_scanned:

@@ -15,7 +15,7 @@ from cache_svc.index import Index, Origin
 from cache_svc.loads import Loads, Waiting, lose_all, lose_removed
 from cache_svc.lower import Lower, TierLimits
 from cache_svc.pins import Owner, Swapped
-from cache_svc.slots import SlotTable
+from cache_svc.slots import FREE, SlotTable
 from cache_svc.tickets import Load
 from cache_svc.tier_usage import Moved, TierUsage, Usage
 from jitney.block_ops import Room
@@ -109,6 +109,12 @@ class Tiers:
         """A scan of the disk came upon an entry. It counts unless slot or key are in use by now."""
         if 0 <= disk_slot < self.lower.ssd.total:
             self.lower.disk.found(disk_slot, entry)
+
+    def erase(self, disk_slot: int) -> None:
+        """What a scan came upon there is not wanted. A slot that is in use by now has something else."""
+        ssd = self.lower.ssd
+        if 0 <= disk_slot < ssd.total and ssd.state[disk_slot] is FREE:
+            self.lower.disk.erase(disk_slot)
 
     def fence(self, owner: Owner) -> None:
         """The epoch is over, but its process may still copy: the slots of its open stores stay taken."""

@@ -150,8 +150,8 @@ class CacheClient:
             self._loop.call_soon_threadsafe(self._told_more.set)
 
     def poll_ticket(self) -> TicketEvent | None:
-        """See CachePort."""
-        return self._orders.popleft() if self._orders else None
+        """See CachePort. What a cache that was opened again says comes after its Reopened."""
+        return self._orders.popleft() if self._orders and self._losses == self._reopenings else None
 
     def lookup(self, chains: Sequence[Chain]) -> None:
         """Asks for hits; a newer call replaces an unanswered one. Asked again until the cache answers."""

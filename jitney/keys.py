@@ -48,6 +48,11 @@ def salt_digest(salt: str) -> bytes:
     return hashlib.sha256(salt.encode()).digest()
 
 
+def block_key(parent: Key, token_ids: bytes) -> Key:
+    """Of the block with these token ids, int32 little-endian, behind `parent`."""
+    return Key(hashlib.sha256(parent + token_ids).digest())
+
+
 def chain(parent: Key, token_ids: I32, block_tokens: int) -> list[Key]:
     """Keys of the full blocks of `token_ids` (int32, any length) behind `parent`; a partial block has no key."""
     data = np.ascontiguousarray(token_ids, dtype="<i4").tobytes()

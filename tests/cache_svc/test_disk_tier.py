@@ -62,6 +62,12 @@ def test_a_header_says_all_and_any_changed_bit_makes_it_void() -> None:
         header[bit // 8] ^= 1 << bit % 8
 
 
+def test_a_header_whose_key_is_not_that_of_its_tokens_is_none() -> None:
+    said = encode_header(dataclasses.replace(entry(7), key=entry(8).key), 4096, BLOCK_BYTES)
+    assert said is not None
+    assert decode_header(memoryview(said.ljust(4096, b"\0")), BLOCK_BYTES) is None
+
+
 def test_names_too_long_for_a_header_are_said_so() -> None:
     long = Content(entry(1).content.token_ids, Origin("t" * 5000, b"", "model"))
     assert encode_header(dataclasses.replace(entry(1), content=long), 4096, BLOCK_BYTES) is None

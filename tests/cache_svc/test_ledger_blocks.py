@@ -4,20 +4,32 @@ from __future__ import annotations
 
 import pytest
 
+from cache_svc.blocks import BlockTable
+from cache_svc.cost_order import ORDERS
+from cache_svc.invalidate import What, invalidate
+from cache_svc.ledger import Ledger
+from cache_svc.tiers import TierLimits, Tiers
 from jitney.block_ops import (
+    Batch,
     Bind,
     Block,
+    Chain,
     Counts,
     Release,
     RequestId,
     Reserve,
     ResultCode,
     Return,
+    Seal,
+    Swap,
+    Tier,
     Withdraw,
     block_id,
     generation,
 )
-from tests.support.ledger_rig import OK, Rig, prompt
+from jitney.keys import Key
+from jitney.ticket_ops import StoreDone, StoreOrder
+from tests.support.ledger_rig import BLOCK_TOKENS, OK, Rig, prompt
 
 STALE, NOT_HELD, DUPLICATE = ResultCode.STALE, ResultCode.NOT_HELD, ResultCode.DUPLICATE
 A, B = RequestId(1), RequestId(2)
@@ -175,6 +187,29 @@ def test_a_block_whose_parent_is_gone_is_found_again_when_the_parent_is() -> Non
     assert rig.apply(seals=[wanted.seal(2, two[:1])]).seals == [[OK]]
     assert rig.hits(wanted).device_blocks == 2
     assert rig.release(2).counts == Counts(0, 2, 0, 2, 4)
+
+
+@pytest.mark.parametrize("order", ["lru", "cost"])
+@pytest.mark.parametrize("circle", [1, 2, 3])
+def test_keys_in_a_circle_do_harm_to_nobody(order: str, circle: int) -> None:
+    tiers = Tiers(TierLimits(cpu_slots=4, ssd_slots=4), eviction=ORDERS[order])
+    ledger = Ledger(BlockTable(4, order=ORDERS[order]), BLOCK_TOKENS, tiers)
+    keys = [Key(bytes([number]) * 32) for number in range(circle)]
+    blocks = ledger.apply(Batch(1, reserves=[Reserve(A, keys, circle), Reserve(B, prompt(7).keys, 1)])).reserves
+    one, other = blocks[0].blocks, blocks[1].blocks
+    seals = [
+        Seal(A, [block], [key], keys[at - 1], bytes(4 * BLOCK_TOKENS), "t", b"", "m")
+        for at, (block, key) in enumerate(zip(one, keys, strict=True))
+    ]
+    ledger.apply(Batch(2, seals=[*seals, prompt(7).seal(2, other)], swaps=[Swap(A, Tier.CPU)]))
+    for event in tiers.take_events(("", 0)):
+        assert isinstance(event, StoreOrder)
+        tiers.told(("", 0), StoreDone(event.ticket, [0] * len(event.blocks)))
+    ledger.apply(Batch(3, releases=[Release(A)]))
+    assert ledger.apply(Batch(4, grant=4)).counts.granted == 3  # every block of the circle can be had again
+    assert ledger.lookup(Chain(A, keys)).cpu_blocks == circle
+    assert invalidate([ledger], [tiers], What(prefix_key=keys[0])).cpu == circle
+    assert ledger.lookup(Chain(A, prompt(7).keys)).device_blocks == 1
 
 
 def test_seal_of_what_the_request_does_not_hold() -> None:

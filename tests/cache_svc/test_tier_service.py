@@ -12,7 +12,7 @@ import pytest
 
 from jitney.block_ops import Release, RequestId, ResultCode, Tier
 from jitney.cache.v1 import cache_pb2 as pb
-from jitney.errors import Aborted, Conflict, Missing
+from jitney.errors import Aborted, Conflict, InvalidRequest, Missing
 from jitney.keys import salt_digest
 from jitney.service_process import ServiceProcess
 from jitney.serving.status import from_rpc_error
@@ -209,6 +209,12 @@ def test_wrong_words_end_the_stream_and_harm_nobody(tmp_path: Path) -> None:
             wait_until(lambda: executor.broken is not None)
             assert isinstance(executor.broken, grpc.RpcError)
             assert isinstance(from_rpc_error(executor.broken), Missing)
+        with TierExecutor(process.target, tmp_path, executor="other") as other:
+            executor.listen()
+            executor.say(other.hello())
+            wait_until(lambda: executor.broken is not None)
+            assert isinstance(executor.broken, grpc.RpcError)
+            assert isinstance(from_rpc_error(executor.broken), InvalidRequest)
         executor.listen()
         assert executor.load_back(2, wanted).cpu_blocks == 2
         executor.audit()
@@ -248,7 +254,15 @@ def test_what_is_on_its_way_to_the_ssd_is_written_before_the_end(tmp_path: Path)
         assert executor.load_back(1, wanted).code is ResultCode.OK
 
 
-def test_what_was_invalidated_during_the_scan_stays_away(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "asked",
+    [
+        pb.InvalidateRequest(salt_digest=salt_digest("")),
+        pb.InvalidateRequest(prefix_key=prompt(1).keys[0]),
+    ],
+    ids=["salt", "prefix"],
+)
+def test_what_was_invalidated_during_the_scan_is_not_found(tmp_path: Path, asked: pb.InvalidateRequest) -> None:
     wanted = prompt(1, 2, 3)
     with cache(tmp_path, *ssd(tmp_path)) as process, TierExecutor(process.target, tmp_path) as executor:
         executor.store_below(1, wanted, Tier.SSD)
@@ -261,7 +275,8 @@ def test_what_was_invalidated_during_the_scan_stays_away(tmp_path: Path) -> None
         TierExecutor(process.target, tmp_path, incarnation=2) as executor,
     ):
         assert executor.status().scanning
-        executor.call(executor.stub.Invalidate, pb.InvalidateRequest(salt_digest=salt_digest("")))
-        wait_until(lambda: not executor.status().scanning)
+        executor.call(executor.stub.Invalidate, asked)
+        while executor.status().scanning:
+            assert executor.hits(wanted).ssd_blocks == 0
         assert executor.tier(Tier.SSD).used_slots == 0
         executor.audit()

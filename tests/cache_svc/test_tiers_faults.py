@@ -10,7 +10,7 @@ from cache_svc.epochs import DevicePool, Epochs
 from cache_svc.invalidate import What, invalidate
 from cache_svc.tier_audit import audit_tiers
 from cache_svc.tiers import TierLimits, Tiers
-from jitney.block_ops import ResultCode, Tier
+from jitney.block_ops import LowerTiers, ResultCode, Tier
 from jitney.errors import InvalidRequest, Missing
 from jitney.keys import salt_digest
 from tests.support.ledger_rig import BLOCK_TOKENS, OK, prompt
@@ -60,6 +60,24 @@ def test_slots_of_a_fenced_executor_are_nobody_elses_until_it_touches_them_no_mo
         rig.tiers.told(device.owner, device.copy_out(order))
     rig.tiers.gone(device.owner)
     rig.tiers.fence(device.owner)
+
+
+def test_an_executor_that_goes_on_without_its_lock_has_nothing_below() -> None:
+    rig = TierRig(TierLimits(cpu_slots=8, ssd_slots=8, interval_blocks=2))
+    device = rig.device(8)
+    device.cache(1, CHAIN)
+    rig.idle()
+    rig.tiers.gone(device.owner)
+    used = rig.tiers.usage().cpu.used
+    assert device.swap(1, Tier.CPU).pinned_blocks == 0
+    assert device.board(2, CHAIN, load=4).ticket == 0
+    device.release(2)
+    for request in range(3, 9):
+        device.cache(request, prompt(*range(10 * request, 10 * request + 5)))
+        device.release(request)
+    assert device.answer.lower == LowerTiers()
+    assert device.where(CHAIN)[1:] == (0, 0)
+    assert (rig.tiers.usage().cpu.used, rig.tiers.usage().cpu.retired) == (used, 0)
 
 
 def test_the_loads_of_a_fenced_executor_hold_nothing() -> None:
