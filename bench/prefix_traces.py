@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -130,10 +131,11 @@ def _usd(trace: Trace, hit_blocks: int) -> float:
     return hit * HIT_USD + (sum(trace.prompt_tokens) - hit) * MISSED_USD
 
 
-def run(paths: dict[str, Path], sizes: Sequence[int] = SIZES) -> dict[str, Any]:
+def run(paths: dict[str, Path], sizes: Sequence[int] = SIZES, first_session: int = 0) -> dict[str, Any]:
     """All traces that there are paths for (names: `READERS`), and the three figures over them; None without a size
     that they need."""
-    traces = {name: measure(READERS[name](path, name), sizes) for name, path in paths.items()}
+    readers = READERS | {"agentic": partial(read_agentic, first=first_session)}
+    traces = {name: measure(readers[name](path, name), sizes) for name, path in paths.items()}
     pools = [(trace, pool) for trace in traces.values() for pool in trace["pools"]]
     whole = [p["hit_rate"]["cost"] / trace["infinite"]["hit_rate"] for trace, p in pools if p["percent"] == 100]
     closed = [p["gap_closed"] for _, p in pools if p["percent"] in JUDGED and p["gap_closed"] is not None]
@@ -151,12 +153,13 @@ def main() -> int:
     for name in READERS:
         parser.add_argument(f"--{name}", type=Path, help="the trace's file, see bench/trace_files.py")
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="percent of the working set")
+    parser.add_argument("--first-session", type=int, default=0, help="of the agentic ones, 0 to 7: other eighths")
     parser.add_argument("--plot", type=Path, help="where to write hit rates by size, as SVG")
     options = parser.parse_args()
     paths = {name: path for name in READERS if (path := getattr(options, name)) is not None}
     if not paths:
         parser.error("name at least one trace; bench/trace_files.py says where they are to be had")
-    found = run(paths, options.sizes)
+    found = run(paths, options.sizes, options.first_session)
     if options.plot:
         options.plot.write_text(plot(found["traces"]), encoding="utf-8")
     print(json.dumps(found))

@@ -62,15 +62,15 @@ def read_mooncake(path: Path, name: str) -> Trace:
     return Trace(name, size, chains, tokens)
 
 
-def read_agentic(path: Path, name: str) -> Trace:
-    """Every eighth session, started one after the other, their requests merged by time.
+def read_agentic(path: Path, name: str, first: int = 0) -> Trace:
+    """Every eighth session from number `first` on, started one after the other, their requests merged by time.
 
     The system prompt and the tools, the first blocks of each session, are one prefix common to all.
     """
     requests: list[tuple[float, int, int, dict[str, Any]]] = []
     with open_trace(path) as lines:
         for number, line in enumerate(lines):
-            if number % SESSIONS_OF:
+            if number % SESSIONS_OF != first:
                 continue
             session = json.loads(line)
             common = (session["system_tokens"] + session["tool_tokens"]) // session["block_size"]
