@@ -1,7 +1,8 @@
 """Measured rates: what a step costs, learned from the steps that ran.
 
 The step-time model is time = base + per_row * rows + per_token * tokens + per_context * context tokens, fitted by
-least squares over the newest steps, coefficients kept at or above zero.
+least squares over the newest steps, coefficients kept at or above zero. Steps with and without a prefill have a
+window each: in a long run of decodes, where rows and tokens are one and the same, what a prompt costs is not lost.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import numpy as np
 from executor_svc.step_plan import StepPlan
 from jitney.snapshot import Rates
 
-_WINDOW = 256
+_WINDOW = 128
+"""Steps of each kind."""
 _REFIT_EVERY = 32
 _MAX_RATE = 10**12  # a token that seems to cost nothing
 
@@ -37,16 +39,17 @@ class MeasuredRates:
 
     def __init__(self, block_bytes: int) -> None:
         self._block_bytes = block_bytes
-        self._samples = np.zeros((_WINDOW, 5))
-        self._seen = 0
+        self._samples = np.zeros((2, _WINDOW, 5))
+        self._seen = [0, 0]  # without and with a prefill
         self._rates = Rates(block_bytes=block_bytes)
 
     def observe(self, plan: StepPlan, step_us: int) -> None:
         """A step that took so long."""
         row = (1.0, plan.rows, plan.tokens, float(plan.context_tokens.sum()), float(step_us))
-        self._samples[self._seen % _WINDOW] = row
-        self._seen += 1
-        if self._seen % _REFIT_EVERY == 0:
+        kind = int(plan.tokens > plan.rows)
+        self._samples[kind, self._seen[kind] % _WINDOW] = row
+        self._seen[kind] += 1
+        if sum(self._seen) % _REFIT_EVERY == 0:
             self._refit()
 
     def current(self) -> Rates:
@@ -54,7 +57,8 @@ class MeasuredRates:
         return self._rates
 
     def _refit(self) -> None:
-        samples = self._samples[: min(self._seen, _WINDOW)]
+        kept = [window[: min(seen, _WINDOW)] for window, seen in zip(self._samples, self._seen, strict=True)]
+        samples = np.concatenate(kept)
         found = np.zeros(4)
         active = [0, 1, 2, 3]
         while active:  # drop negative coefficients, one at a time

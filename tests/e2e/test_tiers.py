@@ -5,13 +5,14 @@ Numbers in names are those of docs/reported-faults.md.
 
 from __future__ import annotations
 
+import asyncio
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
-from jitney.client import Client, Options
+from jitney.client import AsyncClient, Client, Completion, Options
 from jitney.supervisor import Supervisor
 from tests.support.processes import wait_until
 from tests.support.tiers import BLOCK_TOKENS, ask, cached, prompt, tiers
@@ -25,6 +26,16 @@ def fill(client: Client, seeds: range, tokens: int = LONG) -> None:
     """Other prompts take the place of what was there."""
     for seed in seeds:
         ask(client, prompt(seed, tokens), 1)
+
+
+def at_once(target: str, prompts: Sequence[Sequence[int]], options: Options) -> list[Completion]:
+    """Asks for all answers at the same time."""
+
+    async def ask_all() -> list[Completion]:
+        async with AsyncClient(target) as client:
+            return list(await asyncio.gather(*(client.generate_once(ids, options) for ids in prompts)))
+
+    return asyncio.run(ask_all())
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +62,78 @@ def test_the_same_answer_from_every_tier(warm: Supervisor) -> None:
         for again in (device, cpu, ssd):
             assert again.token_ids == cold.token_ids
             assert again.finished.usage.computed_prompt_tokens + sum(cached(again)) == len(ids)
+
+
+def test_a_cold_prefix_that_all_ask_for_at_once_is_computed_once(warm: Supervisor) -> None:
+    prefix = prompt(600, 2 * LONG)
+    prompts = [[*prefix, *prompt(601 + i, 9)] for i in range(32)]
+    done = at_once(warm.executor_target, prompts, Options(max_tokens=4, ignore_eos=True))
+    computed = sum(each.finished.usage.computed_prompt_tokens for each in done)
+    assert len(prefix) <= computed <= len(prefix) + 32 * (9 + BLOCK_TOKENS), computed
+    salted = at_once(warm.executor_target, prompts[:4], Options(max_tokens=4, ignore_eos=True, salt="alone"))
+    assert [each.token_ids for each in done[:4]] == [each.token_ids for each in salted]
+
+
+def test_a_prefix_whose_owner_goes_away_is_passed_on(warm: Supervisor) -> None:
+    """And what it had computed of it is not computed again, neither by those that waited for it nor by a retry."""
+    prefix = prompt(700, 3 * LONG - 9)
+
+    async def run() -> list[Completion]:
+        async with AsyncClient(warm.executor_target) as client:
+            owner = client.generate([*prefix, 5], Options(max_tokens=4, ignore_eos=True))
+            await anext(owner)
+            options = Options(max_tokens=4, ignore_eos=True)
+            others = [asyncio.create_task(client.generate_once([*prefix, 6 + i], options)) for i in range(4)]
+            while (await client.status()).num_running < 1:
+                await asyncio.sleep(0)
+            await owner.aclose()
+            done = [await other for other in others]
+            return [*done, await client.generate_once([*prefix, 5], options)]
+
+    done = asyncio.run(run())
+    assert sum(each.finished.usage.computed_prompt_tokens for each in done) <= len(prefix) + 6 * 2 * BLOCK_TOKENS
+    with Client(warm.executor_target) as client:
+        for last, each in zip((6, 7, 8, 9, 5), done, strict=True):
+            assert ask(client, [*prefix, last], 4, salt="alone").token_ids == each.token_ids
+
+
+def test_a_retry_gets_further(warm: Supervisor) -> None:
+    """A prefill that is cancelled again and again is done in the end."""
+    ids = prompt(800, 3 * LONG - 9)
+
+    async def run() -> list[int]:
+        found = [0]
+        async with AsyncClient(warm.executor_target) as client:
+            while found[-1] < len(ids) - BLOCK_TOKENS and len(found) < 60:
+                answer = client.generate(ids, Options(max_tokens=1))
+                await anext(answer)
+                await asyncio.sleep(0.002 * len(found))
+                await answer.aclose()
+                while (status := await client.status()).num_running or status.num_waiting:
+                    await asyncio.sleep(0.002)
+                found.append((await client.explain_cache(ids)).device_tokens)
+        return found
+
+    found = asyncio.run(run())
+    assert found == sorted(found) and found[-1] >= len(ids) - BLOCK_TOKENS, found
+
+
+def test_what_was_computed_past_a_stop_is_not_found(warm: Supervisor) -> None:
+    with Client(warm.executor_target) as client:
+        ids = prompt(850, 2 * BLOCK_TOKENS - 1)
+        whole = ask(client, ids, 3 * BLOCK_TOKENS, salt="whole").token_ids
+        for at in range(BLOCK_TOKENS - 2, BLOCK_TOKENS + 4):
+            said = next(i for i, token in enumerate(whole) if i >= at and token not in whole[:i]) + 1
+            salt = f"stopped-{at}"
+            options = Options(
+                max_tokens=3 * BLOCK_TOKENS, stop_token_ids=(whole[said - 1],), ignore_eos=True, salt=salt
+            )
+            done = client.generate_once(ids, options)
+            assert len(done.token_ids) in (said - 1, said)
+            wait_until(lambda: client.status().num_running == 0)
+            found = client.explain_cache([*ids, *whole], salt)
+            assert found.pending_tokens == 0
+            assert found.device_tokens <= (len(ids) + said) // BLOCK_TOKENS * BLOCK_TOKENS, found
 
 
 @pytest.mark.parametrize("seeds", [(300, 0), (340, 6), (380, 30)], ids=["device", "cpu", "ssd"])
@@ -201,10 +284,10 @@ def test_30_no_room_to_swap_is_recomputed(tmp_path: Path, cpu: int) -> None:
     """More answers than the pool holds, all long, and nowhere to go."""
     prompts = [prompt(i, 40) for i in range(6)]
     with tiers(tmp_path, pool=24, cpu=cpu) as house, Client(house.executor_target) as client:
-        answers = [client.generate(ids, LONG_ANSWER) for ids in prompts]
-        together = [answer.result().token_ids for answer in answers]
+        done = at_once(house.executor_target, prompts, LONG_ANSWER)
+        assert sum(each.finished.usage.preemptions for each in done) > 0
         alone = [client.generate_once(ids, LONG_ANSWER).token_ids for ids in prompts]
-        assert together == alone
+        assert [each.token_ids for each in done] == alone
         wait_until(lambda: client.status().num_running == 0)
 
 
