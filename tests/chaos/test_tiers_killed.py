@@ -15,8 +15,8 @@ from tests.support.processes import wait_until
 from tests.support.tier_load import Sessions, Tokens, disturbed, left_in, segments_mapped, settled, tier
 from tests.support.tiers import tiers
 
-SLOW = ("--copy-mib-per-s=1", "--name=killed")
-"""A block of the tiny model takes 4 ms each way: some are always under way."""
+SLOW = ("--copy-mib-per-s=8", "--name=killed")
+"""A block takes half a millisecond each way, which is less than to compute it: some are always under way."""
 KILLS = 2
 
 
@@ -27,20 +27,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def sessions(folder: Path) -> Sessions:
-    return Sessions(1, 10, 4)
+    return Sessions(1, 12, 4)
 
 
 @pytest.fixture(scope="module")
 def alone(folder: Path, sessions: Sessions) -> list[list[Tokens]]:
     """What services that nobody hurts and that have no lower tiers answer."""
-    with tiers(folder / "plain", pool=512, cpu=0) as house:
+    with tiers(folder / "plain", pool=512, cpu=0, slow=True) as house:
         return asyncio.run(sessions.run(house.executor_target))
 
 
 @pytest.fixture(scope="module")
 def house(folder: Path, alone: list[list[Tokens]]) -> Iterator[Supervisor]:
     """Services that the tests may hurt."""
-    with tiers(folder, pool=40, cpu=96, ssd=2048, shared=folder / "shared", executor_args=SLOW) as supervisor:
+    with tiers(folder, pool=40, cpu=96, ssd=2048, slow=True, shared=folder / "shared", executor_args=SLOW) as supervisor:
         yield supervisor
         supervisor.stop()
     assert left_in(folder / "shared") == []
