@@ -40,10 +40,11 @@ def alone(folder: Path, sessions: Sessions) -> list[list[Tokens]]:
 @pytest.fixture(scope="module")
 def house(folder: Path, alone: list[list[Tokens]]) -> Iterator[Supervisor]:
     """Services that the tests may hurt."""
-    with tiers(folder, pool=40, cpu=96, ssd=2048, slow=True, shared=folder / "shared", executor_args=SLOW) as supervisor:
+    shared = folder / "shared"
+    with tiers(folder, pool=40, cpu=96, ssd=2048, slow=True, shared=shared, executor_args=SLOW) as supervisor:
         yield supervisor
         supervisor.stop()
-    assert left_in(folder / "shared") == []
+    assert left_in(shared) == []
 
 
 def test_the_cache_is_killed_while_blocks_are_copied(
