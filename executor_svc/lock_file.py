@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 from contextlib import suppress
 from pathlib import Path
 
 from jitney.errors import Conflict, InvalidRequest
 
 SUFFIX = ".lock"
+TRIES = 10
+PAUSE_S = 0.01
 
 
 class LockFile:
@@ -37,13 +40,21 @@ class LockFile:
         os.close(self._fd)
 
     def _locked(self) -> int:
-        """A descriptor of the file that is there under its name; one that a sweep removed meanwhile is made again."""
+        """A descriptor of the file that is there under its name. One that a sweep looks at in this moment is tried
+        again, one that it removed is made again."""
+        tries = TRIES
         while True:
             fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if _same(fd, self.path):
                     return fd
+            except BlockingIOError:
+                tries -= 1
+                if not tries:
+                    os.close(fd)
+                    raise
+                time.sleep(PAUSE_S)
             except BaseException:
                 os.close(fd)
                 raise

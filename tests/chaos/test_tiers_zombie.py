@@ -12,7 +12,7 @@ from jitney.client import AsyncClient, Options
 from jitney.client.cache import AsyncCacheClient
 from jitney.service_process import ServiceProcess
 from tests.support.processes import service, wait_until
-from tests.support.tier_load import Sessions, settled, tier
+from tests.support.tier_load import Sessions, disturbed, settled, tier
 from tests.support.tiers import cache_flags, executor_flags, prompt
 
 CPU = 16
@@ -46,7 +46,7 @@ async def stopped_in_a_store(executor: ServiceProcess, cache: AsyncCacheClient) 
 
 
 def test_slots_of_a_stopped_executor_are_nobodys_until_it_is_gone(tmp_path: Path) -> None:
-    flags = (*executor_flags(tmp_path, 32), "--name=twin", f"--shared-dir={tmp_path / 'shared'}")
+    flags = (*executor_flags(tmp_path, 32, slow=True), "--name=twin", f"--shared-dir={tmp_path / 'shared'}")
     below = (*cache_flags(tmp_path, CPU, 0), f"--shared-dir={tmp_path / 'shared'}")
     sessions = Sessions(2, 6, 3)
 
@@ -77,6 +77,48 @@ def test_slots_of_a_stopped_executor_are_nobodys_until_it_is_gone(tmp_path: Path
         second = ServiceProcess("second", "executor_svc", flags, tmp_path)
         try:
             with service("executor_svc", *flags, "--copy-mib-per-s=1", folder=tmp_path) as first:
+                asyncio.run(run(first, second, cache.target))
+        finally:
+            second.end(0.0)
+
+
+def test_an_executor_is_killed_beside_another_one(tmp_path: Path) -> None:
+    """Two share the tiers below; what one was copying when it was killed is let go, and the other one has its hits."""
+    flags = (*executor_flags(tmp_path, 32, slow=True), f"--shared-dir={tmp_path / 'shared'}", "--copy-mib-per-s=8")
+    below = (*cache_flags(tmp_path, 64, 1024), f"--shared-dir={tmp_path / 'shared'}")
+    mine, theirs = Sessions(7, 10, 4), Sessions(8, 10, 4)
+
+    async def run(first: ServiceProcess, second: ServiceProcess, target: str) -> None:
+        expected = await mine.run(second.target)
+        working = asyncio.create_task(theirs.run(first.target))
+        await theirs.after(150)
+
+        async def kill() -> None:
+            await mine.after(50)
+            first.signal(signal.SIGKILL)
+
+        assert await disturbed(mine, second.target, kill) == expected
+        working.cancel()
+        await asyncio.gather(working, return_exceptions=True)
+        assert await mine.run(second.target) == expected
+        common = Sessions(8, 10, 1)  # which the killed one was asked first
+        await common.run(second.target)
+        assert sum(common.cached()[1:]) > 0
+        async with AsyncCacheClient(target) as cache:
+            status = await cache.status()
+            assert not (await cache.audit()).findings and not status.not_ready
+        assert [(each.pinned_slots, each.retired_slots, each.bad_blocks) for each in status.tiers] == [(0, 0, 0)] * 2
+
+    with (
+        service("scheduler_svc", folder=tmp_path) as scheduler,
+        service("cache_svc", *below, folder=tmp_path) as cache,
+    ):
+        flags = (*flags, f"--cache={cache.target}", f"--schedulers={scheduler.target}")
+        second = ServiceProcess("second", "executor_svc", (*flags, "--name=second"), tmp_path)
+        second.start()
+        try:
+            with service("executor_svc", *flags, "--name=first", folder=tmp_path) as first:
+                wait_until(lambda: second.listens() and second.serves(), 120.0)
                 asyncio.run(run(first, second, cache.target))
         finally:
             second.end(0.0)
