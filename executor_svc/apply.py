@@ -150,9 +150,10 @@ class Apply:
         substitutes: Sequence[Admission],
         ran: Iterable[LiveRequest],
         now_us: int,
+        anyway: bool = False,
     ) -> Batch | None:
-        """The batch of this step, or None if there is nothing to tell. `ran` are the rows that have more to seal: those
-        of the completed step, and those whose load has ended."""
+        """The batch of this step, or None if there is nothing to tell and it is not wanted `anyway`. `ran` are the rows
+        that have more to seal: those of the completed step, and those whose load has ended."""
         seals, self._seals = self._seals, []
         for request in self._filled(ran):
             seals += self._seals_of(request)
@@ -173,9 +174,8 @@ class Apply:
         swaps, self._swaps = self._swaps, []
         binds = [Bind(request_id, taken) for request_id, taken in self._untold.items()]
         self._untold.clear()
-        if not (
-            seals or releases or swaps or binds or returns or tails.sharings or tails.forkings or acquires or grant
-        ):
+        told = (seals, releases, swaps, binds, returns, tails.sharings, tails.forkings, acquires)
+        if not (grant or anyway or any(told)):
             return None
         self._sent.append(sent)
         return Batch(

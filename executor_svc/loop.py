@@ -42,6 +42,8 @@ MAX_UNANSWERED = 7
 _IDLE_WAIT_US = 1_000_000
 _STALLED_WAIT_US = 1_000
 """Until rows that coast are tried again, after none of them had a block."""
+_LEAVING_WAIT_US = 10_000
+"""Until the cache is asked whether blocks that were leaving have come free: it tells that with the next batch only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +109,7 @@ class Loop:
         self._ran: list[LiveRequest] = []  # rows that ran or were loaded, whose seals are not told
         self._got = Got()  # rows whose new token is not streamed
         self._asked_us = 0  # when the outstanding snapshot was sent; 0: none is
+        self._counted_us = 0  # when the cache told its counts last
         self._changed = True  # something that a decision depends on has changed since the last snapshot
 
     def tick(self) -> None:
@@ -126,6 +129,8 @@ class Loop:
         if self._flight is None and not self.registry.running:
             self.endings.keep_padding(set(), 0)  # nothing runs: what ended leaves without a decision
             self._tell_cache(Boarding(), now_us)
+        if 0 < self._recount_us <= now_us:
+            self._tell_cache(Boarding(), now_us, anyway=True)
         self._ask()
         self.watchdog.ticked(now_us, self)
         self.clock.wait(self._wake_us(now_us))
@@ -138,6 +143,12 @@ class Loop:
     def _reading_step(self) -> int:
         """The last step that may read blocks which are free now; 0: none."""
         return self.step + 1 if self.blocks.copies_wait else self._in_flight_step
+
+    @property
+    def _recount_us(self) -> int:
+        """When the cache is to be asked for its counts, because blocks are leaving that somebody may need; 0: never."""
+        due = self.apply.counts.leaving and self.registry.by_id and self.cache.connected and not self.cache.unanswered
+        return self._counted_us + _LEAVING_WAIT_US if due else 0
 
     def _hear(self) -> None:
         """Takes what has come: the step's result, the cache's answers, look-ups, the decision."""
@@ -162,7 +173,7 @@ class Loop:
                 self.apply.reopened(event.counts, event.lower, now_us)
             else:
                 self.apply.answered(event, now_us, self._reading_step)
-            self._changed = True
+            self._changed, self._counted_us = True, now_us
         held_back = self.step if self.blocks.copies_wait else 0  # the next step begins with copies
         for request, load in self.copying.turn(self._in_flight_step or held_back):
             self.apply.load_ended(request, load, now_us)
@@ -208,7 +219,7 @@ class Loop:
             if request is not None and request.waits:
                 self.cache.tell(Prefetch(request.id, request.hash_to(request.length, size), blocks))
 
-    def _tell_cache(self, boarding: Boarding, now_us: int) -> None:
+    def _tell_cache(self, boarding: Boarding, now_us: int, *, anyway: bool = False) -> None:
         if self.cache.unanswered >= MAX_UNANSWERED:
             return
         if self._flight is None:
@@ -221,6 +232,7 @@ class Loop:
             boarding.substitutes,
             self._ran,
             now_us,
+            anyway,
         )
         self._ran = []
         if batch is not None:
@@ -305,8 +317,7 @@ class Loop:
             times.append(self.course.decision.wake_at_us)
         if deadline := self.registry.next_deadline_us():
             times.append(deadline)
-        if until := self.candidates.looked_up_after(now_us):
-            times.append(until)
+        times += [due for due in (self.candidates.looked_up_after(now_us), self._recount_us) if due]
         return min(times)
 
     def _record(self, flight: InFlight, now_us: int) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from cache_svc.disk_jobs import DiskJob
+from executor_svc.live_request import State
 from jitney.ticket_ops import LoadDone, StoreDone, TicketCall
 from simulator.simulation import Simulation, Watched
 from simulator.tiers import MB
@@ -133,3 +134,16 @@ def test_the_cache_crashes_while_copies_are_under_way(seed: int) -> None:
         at_us = rand.randrange(200_000, 3_000_000)
         sim.clock.at(at_us, lambda: sim.cache.crash(back_after_us=20_000) if sim.cache.connected else None)
     ends_well(sim, watched)
+
+
+def test_a_swapped_row_comes_back_though_nothing_else_is_told_to_the_cache() -> None:
+    """Its blocks come free long after the last batch: the executor asks."""
+    sim = tiered(24, cpu=64, log=False)
+    assert sim.copies is not None
+    sim.copies.out.delay_us = lambda: 100_000
+    small, large = (sim.submit(prompt(number, tokens), 30) for number, tokens in enumerate((28, 60)))
+    while not (large.request.state is State.WAITING and large.request.boardings):
+        sim.loop.tick()
+    sim.abort(small, sim.clock.now_us() + 30_000)
+    sim.run_until_idle(60_000_000)
+    ends_well(sim, [small, large])
