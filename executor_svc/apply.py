@@ -371,13 +371,13 @@ class Apply:
         size = self._blocks.block_tokens
         hit = min(self.tails.known(request, request.sealed + sum(loaded)), request.length - 1)
         self._registry.computed_tokens[request.slot] = hit
-        if request.cached_tokens < 0:
+        again = request.cached_tokens >= 0
+        if not request.first_row_us:  # until it runs, none of it was computed for it
             request.cached_tokens = cached = min(hit, request.prompt_tokens - 1)
             ssd = min(loaded[1] * size, cached)
             request.lower_tokens = (min(loaded[0] * size, cached - ssd), ssd)
-            request.note(now_us, f"boarded with {request.cached_tokens} cached tokens")
-        else:
-            request.note(now_us, f"boarded again, {hit} of its {request.length} tokens were cached")
+        what = f"boarded again, {hit} of its {request.length} tokens were cached"
+        request.note(now_us, what if again else f"boarded with {request.cached_tokens} cached tokens")
 
     def _needed_blocks(self) -> int:
         """Granted blocks that running rows will need within the lookahead."""

@@ -110,7 +110,7 @@ class LiveRequest:
         self.boardings = 0  # how often it got a row: tells a step in flight of an earlier boarding
         self.boarded_tokens = 0  # what it had when it last got a row: these it reserved blocks for
         self.known_hits = 0  # device blocks of its chain that the last look-up found; -1: they were not there any more
-        self.cached_tokens = -1  # of the prompt, at the first boarding; -1: has not boarded
+        self.cached_tokens = -1  # of the prompt, when it boarded before it first ran; -1: has not boarded
         self.lower_tokens = (0, 0)  # of the cached ones, loaded from the CPU tier and from the SSD
         self.load: Load | None = None  # until it has ended, the row runs no token
         self.computed_prompt_tokens = 0

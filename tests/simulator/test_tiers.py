@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import statistics
 from dataclasses import replace
 from typing import Any
@@ -156,4 +157,21 @@ def test_rates_that_are_wrong_change_no_token(seed: int) -> None:
     watched = [sim.submit(prompt(i % 5, 20 + i % 7), 30, at_us=40_000 * i) for i in range(20)]
     sim.run_until_idle()
     check_tokens(watched)
+    sim.check_clean()
+
+
+def test_what_others_computed_while_a_substitute_went_back_is_cached_for_it() -> None:
+    rand = random.Random(11)
+    settings = replace(SETTINGS, max_rows=rand.choice([1, 2]), max_step_tokens=16, chunk_cap_tokens=8)
+    sim = tiered(40, cpu=40, settings=settings, log=False)
+    watched = []
+    for _ in range(12):
+        wanted, most = prompt(1, 60)[: rand.choice([9, 20, 36, 50])], rand.randrange(1, 8)
+        watched.append(sim.submit(wanted, most, at_us=rand.randrange(200_000), priority=rand.randrange(2)))
+    for each in watched:
+        if rand.random() < 0.3:
+            sim.abort(each, rand.randrange(400_000))
+    sim.run_until_idle()
+    check_tokens(watched, settings)
+    assert any("boarded again" in what for each in watched for _, what in each.request.events)
     sim.check_clean()

@@ -76,7 +76,8 @@ def loaded(watched: Iterable[Watched]) -> tuple[int, int]:
 
 
 def check_tokens(watched: Iterable[Watched], settings: Settings = SETTINGS) -> None:
-    """Every answer is what the request yields alone; of one that was cut short, the beginning of that."""
+    """Every answer is what the request yields alone; of one that was cut short, the beginning of that. What its usage
+    does not call cached was computed."""
     golds: dict[tuple[bytes, int], list[int]] = {}
     for each in watched:
         asked = each.request.submission
@@ -88,3 +89,5 @@ def check_tokens(watched: Iterable[Watched], settings: Settings = SETTINGS) -> N
         got = each.answer.token_ids
         assert got == golds[key][: len(got)], f"request {each.request.id} after {len(got)} tokens"
         assert len(got) == len(golds[key]) or finish.reason.name == "ABORTED"
+        cached = finish.cached_device_tokens + finish.cached_cpu_tokens + finish.cached_ssd_tokens
+        assert not got or cached + finish.computed_prompt_tokens >= finish.prompt_tokens
