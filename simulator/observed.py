@@ -90,7 +90,9 @@ class Observed:
         """One decision."""
         now_us = snapshot.now_us
         if not self.steps:
-            self.first_us = now_us
+            # Where nothing ran yet, the first to arrive were seen from their arrival on.
+            arrivals = snapshot.waiting.arrival_us if not snapshot.running.rows else snapshot.waiting.arrival_us[:0]
+            self.first_us = min([now_us, *arrivals.tolist()])
         elif now_us > self.last_us:
             self._between_us.append(now_us - self.last_us)
             if self._step[0]:

@@ -38,7 +38,7 @@ async def idle_clean(client: AsyncClient) -> None:
 
 def run(house: Supervisor, test: object) -> None:
     async def main() -> None:
-        async with asyncio.timeout(60), AsyncClient(house.executor_target) as client:
+        async with asyncio.timeout(300), AsyncClient(house.executor_target) as client:
             await test(client)  # type: ignore[operator]
             await idle_clean(client)
 
