@@ -65,7 +65,7 @@ class Copying:
             self._early.pop(ticket, None)
             self._answer(ticket, AbortTicket(ticket))
 
-    def turn(self, step_in_flight: int) -> list[tuple[LiveRequest, Load]]:
+    def turn(self, step_in_flight: int, now_us: int) -> list[tuple[LiveRequest, Load]]:
         """Hears the cache and the copies and starts what may start; the loads that ended of requests that live."""
         while (event := self._cache.poll_ticket()) is not None:
             self._heard(event)
@@ -77,6 +77,7 @@ class Copying:
         for request, load in [*self._loads.values(), *self._void]:
             load.cancelled = request.state is State.ENDED
             self._start(load, step_in_flight)
+            load.wait(now_us)
             if load.over:
                 self._end(request, load)
                 if not load.cancelled:

@@ -8,6 +8,9 @@ from dataclasses import dataclass, field, replace
 from jitney.block_ops import Block
 from jitney.ticket_ops import LoadReady, Ticket
 
+PATIENCE_US = 3_000_000
+"""So long the next block is waited for: a disk may hang."""
+
 
 @dataclass(slots=True)
 class Load:
@@ -28,6 +31,8 @@ class Load:
     bad: bool = False
     cancelled: bool = False
     void: bool = False  # the cache that offered it is gone
+    seen: int = -1  # of `offered`
+    since_us: int = 0  # when it last came any further
 
     @property
     def over(self) -> bool:
@@ -39,6 +44,13 @@ class Load:
     def lost(self, first: int) -> None:
         """What stands from index `first` on will not come."""
         self.end = min(self.end, max(first, self.offered))
+
+    def wait(self, now_us: int) -> None:
+        """What has not come for long is not waited for: it is computed."""
+        if self.copying or self.parts or self.seen != self.offered:
+            self.seen, self.since_us = self.offered, now_us
+        elif now_us - self.since_us >= PATIENCE_US:
+            self.end = self.offered
 
     def offer(self, part: LoadReady) -> None:
         """Slots can be read. What comes twice, or for a load that has ended, is nothing new; after a stream broke, the

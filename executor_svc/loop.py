@@ -175,7 +175,7 @@ class Loop:
                 self.apply.answered(event, now_us, self._reading_step)
             self._changed, self._counted_us = True, now_us
         held_back = self.step if self.blocks.copies_wait else 0  # the next step begins with copies
-        for request, load in self.copying.turn(self._in_flight_step or held_back):
+        for request, load in self.copying.turn(self._in_flight_step or held_back, now_us):
             self.apply.load_ended(request, load, now_us)
             self._ran.append(request)
             self._changed = True

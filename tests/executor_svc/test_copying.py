@@ -102,16 +102,16 @@ def bench() -> Bench:
 def test_a_load_in_two_parts(bench: Bench) -> None:
     bench.board()
     bench.offer(0, 2)
-    assert bench.copying.turn(0) == []
+    assert bench.copying.turn(0, 0) == []
     assert [blocks for _, blocks in bench.slow.begun] == [BLOCKS[:2]]
     bench.copied(2)
-    assert bench.copying.turn(0) == []
+    assert bench.copying.turn(0, 0) == []
     assert bench.copying.loading
     bench.offer(0, 2)  # pushed again
     bench.offer(2, 1)
-    bench.copying.turn(0)
+    bench.copying.turn(0, 0)
     bench.copied(1)
-    ((request, load),) = bench.copying.turn(0)
+    ((request, load),) = bench.copying.turn(0, 0)
     assert (request, load.good, request.load) == (bench.request, 3, None)
     assert bench.wire.told == [LoadDone(TICKET, 3)]
     assert not bench.copying.loading
@@ -121,27 +121,27 @@ def test_a_load_in_two_parts(bench: Bench) -> None:
 def test_an_offer_that_was_lost_with_its_stream_comes_with_what_is_known(bench: Bench) -> None:
     bench.board()
     bench.offer(0, 2)
-    bench.copying.turn(0)
+    bench.copying.turn(0, 0)
     bench.offer(0, 3)  # of a new stream
-    bench.copying.turn(0)
+    bench.copying.turn(0, 0)
     assert [blocks for _, blocks in bench.slow.begun] == [BLOCKS[:2], BLOCKS[2:]]
 
 
 def test_what_is_offered_before_the_answer_came_is_kept(bench: Bench) -> None:
     bench.offer(0, 3)
-    bench.copying.turn(0)
+    bench.copying.turn(0, 0)
     assert not bench.slow.begun
     bench.board()
-    bench.copying.turn(0)
+    bench.copying.turn(0, 0)
     assert [blocks for _, blocks in bench.slow.begun] == [BLOCKS]
 
 
 def test_a_load_waits_for_the_step_that_may_use_its_blocks(bench: Bench) -> None:
     bench.board(step_in_flight=7)
     bench.offer(0, 3)
-    bench.copying.turn(7)
+    bench.copying.turn(7, 0)
     assert not bench.slow.begun
-    bench.copying.turn(8)  # another step runs: it was launched after the blocks were freed
+    bench.copying.turn(8, 0)  # another step runs: it was launched after the blocks were freed
     assert bench.slow.begun
 
 
@@ -150,10 +150,10 @@ def test_what_will_not_come_is_computed(bench: Bench, offered: int) -> None:
     bench.board()
     if offered:
         bench.offer(0, offered)
-        bench.copying.turn(0)
+        bench.copying.turn(0, 0)
         bench.copied(offered)
     bench.wire.pushed.append(TicketLost(TICKET, offered))
-    ((_, load),) = bench.copying.turn(0)
+    ((_, load),) = bench.copying.turn(0, 0)
     assert load.good == offered
     assert bench.wire.told == [LoadDone(TICKET, offered)]
 
@@ -161,10 +161,10 @@ def test_what_will_not_come_is_computed(bench: Bench, offered: int) -> None:
 def test_nothing_is_copied_behind_a_bad_block(bench: Bench) -> None:
     bench.board()
     bench.offer(0, 2)
-    bench.copying.turn(0)
+    bench.copying.turn(0, 0)
     bench.offer(2, 1)
     bench.copied(1)
-    ((_, load),) = bench.copying.turn(0)
+    ((_, load),) = bench.copying.turn(0, 0)
     assert (load.good, len(bench.slow.begun)) == (1, 1)
     assert bench.wire.told == [LoadDone(TICKET, 1)]
 
@@ -172,13 +172,13 @@ def test_nothing_is_copied_behind_a_bad_block(bench: Bench) -> None:
 def test_a_request_that_ends_is_let_go_when_its_copies_have_ended(bench: Bench) -> None:
     bench.board()
     bench.offer(0, 2)
-    bench.copying.turn(0)
+    bench.copying.turn(0, 0)
     bench.request.state = State.ENDED
     bench.offer(2, 1)
-    assert bench.copying.turn(0) == []
+    assert bench.copying.turn(0, 0) == []
     assert bench.request.load is not None
     bench.copied(2)
-    assert bench.copying.turn(0) == []
+    assert bench.copying.turn(0, 0) == []
     assert bench.request.load is None
     assert bench.wire.told == [AbortTicket(TICKET)]
     assert len(bench.slow.begun) == 1
@@ -186,24 +186,24 @@ def test_a_request_that_ends_is_let_go_when_its_copies_have_ended(bench: Bench) 
 
 def test_a_load_for_nobody_is_refused(bench: Bench) -> None:
     bench.offer(0, 3)
-    bench.copying.turn(0)
+    bench.copying.turn(0, 0)
     bench.copying.refuse(bench.reserved)
     assert bench.wire.told == [AbortTicket(TICKET)]
-    bench.copying.turn(0)
+    bench.copying.turn(0, 0)
     assert not bench.slow.begun
 
 
 def test_an_answer_that_a_broken_stream_lost_is_given_again(bench: Bench) -> None:
     order = StoreOrder(TICKET, BLOCKS, SLOTS)
     bench.wire.pushed.append(order)
-    bench.copying.turn(3)
+    bench.copying.turn(3, 0)
     bench.wire.pushed.append(order)
-    bench.copying.turn(3)
+    bench.copying.turn(3, 0)
     assert len(bench.slow.begun) == 1  # stores do not wait for steps, and are done once
     bench.slow.ended.append(StoreCopied(bench.slow.begun[0][0], [1, 2, 3]))
-    bench.copying.turn(3)
+    bench.copying.turn(3, 0)
     bench.wire.pushed.append(order)
-    bench.copying.turn(3)
+    bench.copying.turn(3, 0)
     assert bench.wire.told == [StoreDone(TICKET, [1, 2, 3])] * 2
     assert bench.blocks.stored[:3].all()
 
@@ -212,14 +212,14 @@ def test_after_a_restart_of_the_cache_nobody_is_told(bench: Bench) -> None:
     bench.board()
     bench.offer(0, 2)
     bench.wire.pushed.append(StoreOrder(Ticket(6), BLOCKS, SLOTS))
-    bench.copying.turn(0)
+    bench.copying.turn(0, 0)
     bench.copying.reopened()
-    assert bench.copying.turn(0) == []
+    assert bench.copying.turn(0, 0) == []
     assert bench.request.load is not None  # its copy writes device blocks still
     (load_job, _), (store_job, _) = sorted(bench.slow.begun, key=lambda each: len(each[1]))
     bench.wire.pushed.append(StoreOrder(Ticket(6), BLOCKS[:1], SLOTS[:1]))  # the new cache counts from one again
     bench.slow.ended += [LoadCopied(load_job, 2, 2), StoreCopied(store_job, [1, 2, 3])]
-    ((_, load),) = bench.copying.turn(0)
+    ((_, load),) = bench.copying.turn(0, 0)
     assert load.good == 2
     assert bench.wire.told == []
     assert not bench.copying.loading

@@ -147,3 +147,17 @@ def test_a_swapped_row_comes_back_though_nothing_else_is_told_to_the_cache() -> 
     sim.abort(small, sim.clock.now_us() + 30_000)
     sim.run_until_idle(60_000_000)
     ends_well(sim, [small, large])
+
+
+def test_a_disk_that_hangs_holds_nobody_up_for_long() -> None:
+    sim = tiered(40, cpu=20, ssd=200, log=False)
+    for number in range(6):
+        sim.submit(prompt(number, 60), 4, at_us=200_000 * number)
+    sim.run_until_idle()
+    sim.cache.disk.read.delay_us = lambda: 1 << 40
+    again = [sim.submit(prompt(number, 60), 4) for number in range(4)]
+    others = [sim.submit(prompt(50 + number, 30), 4) for number in range(3)]
+    sim.run(sim.clock.now_us() + 30_000_000)
+    check_tokens([*again, *others])
+    waited = [each for each in again if any("of the SSD" in what for _, what in each.request.events)]
+    assert waited and not any(each.request.lower_tokens[1] for each in waited)
