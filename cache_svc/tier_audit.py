@@ -72,6 +72,8 @@ def _index(name: str, table: SlotTable) -> Iterator[str]:
         if index.key[slot] != key or entry is None or entry.key != key or entry.parent != index.parent_key[slot]:
             yield f"{name}: slot {slot} is found under a key that is not its own"
             continue
+        if index.content_of(slot) != entry.content:
+            yield f"{name}: slot {slot} holds something else than what the index says of it"
         parent = index.sealed.get(entry.parent, NO_BLOCK)
         if index.parent[slot] != parent or (slot in index.orphans.get(entry.parent, {})) != (parent == NO_BLOCK):
             yield f"{name}: slot {slot} stands behind slot {index.parent[slot]}, its parent key is in {parent}"
