@@ -131,16 +131,12 @@ class Ledger(Boardings):
     def forget(self, doomed: set[Key]) -> int:
         """Content that nobody may find any more; returns how many blocks had it.
 
-        Those who hold some of it, or wait for it, are private from here on: what they compute is nobody else's.
+        Those who hold some of it, or compute it, are private from here on: what they compute is nobody else's.
         """
         sealed = self.blocks.index.sealed
         blocks = {sealed[key] for key in doomed if key in sealed}
         for request, holding in list(self.requests.items()):
-            if (
-                not blocks.isdisjoint(holding.blocks)
-                or not doomed.isdisjoint(holding.own)
-                or not doomed.isdisjoint(holding.joins)
-            ):
+            if not blocks.isdisjoint(holding.blocks) or not doomed.isdisjoint(holding.own):
                 holding.private = True
                 self._withdraw_keys(request, holding, list(holding.own))
         self.blocks.forget(blocks)

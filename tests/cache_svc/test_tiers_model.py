@@ -149,6 +149,8 @@ class TiersMachine(RuleBasedStateMachine):
             if self.rig.tiers.lower.storing.get(key.key) == number:
                 assert executor.naive.blocks[block_id(block)].handle == block
                 assert executor.naive.blocks[block_id(block)].key == key.key
+                if self.rig.tiers.lower.cpu.find(key.key) is None:
+                    self.naive.cpu.pop(key.key, None)  # evicted first, and then ordered anew
                 assert key.key not in self.naive.cpu
                 self.naive.cpu_filling[number] = key.key
                 self.spoiled.discard((Tier.CPU, number))
@@ -190,7 +192,8 @@ class TiersMachine(RuleBasedStateMachine):
         self.naive.cpu, self.naive.ssd = stored
         run = self.naive.run([name for name in names if name is not None], places)
         self.naive.cpu, self.naive.ssd = now
-        self.naive.check_load(opened, run, most, self.rig.tiers.lower.cpu)
+        lower = self.rig.tiers.lower
+        self.naive.check_load(opened, run, most, lower.cpu, len(lower.pins.requests) < len(self.naive.pins))
 
     # What executors do.
 

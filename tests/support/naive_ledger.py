@@ -173,7 +173,7 @@ class NaiveLedger:
             for b in self.blocks:
                 if b.state is state:
                     b.holders = {request: self._now() for request in b.holders}
-        self.order = []
+        self.order, self.events = [], {}
         self._reorder()
 
     # What happens besides batches.
@@ -202,9 +202,8 @@ class NaiveLedger:
 
     def forget(self, doomed: set[Key]) -> None:
         """What is held of it is private, and so is what its holders compute from here on."""
-        for request in {r for b in self.blocks for r in b.holders} | set(self.joins):
-            mine = {b.key for b in self.held(request)} | set(self.named(request)) | set(self.joins.get(request, ()))
-            if mine & doomed:
+        for request in {r for b in self.blocks for r in b.holders}:
+            if ({b.key for b in self.held(request)} | set(self.named(request))) & doomed:
                 self.private.add(request)
         for request in self.private:
             self._unname(self.held(request))

@@ -112,14 +112,18 @@ class NaiveTiers:
         run = self.run(keys[hits.device_blocks :], places) if not hits.pending_blocks else []
         assert (hits.cpu_blocks, hits.ssd_blocks) == (run.count(True), run.count(False))
 
-    def check_load(self, result: ReserveResult, run: list[bool], most: int, cpu: SlotTable) -> None:
-        """The load has what can be had, unless there was no slot to read it into."""
+    def check_load(self, result: ReserveResult, run: list[bool], most: int, cpu: SlotTable, unpinned: bool) -> None:
+        """The load has what can be had, unless there was no slot to read it into. `unpinned`: more slots may be had
+        since, for pins have ended."""
         count = result.cpu_blocks + result.ssd_blocks
         assert (result.ticket > 0) == (count > 0)
         wanted = run[:most]
-        assert (result.cpu_blocks, result.ssd_blocks) == (wanted[:count].count(True), wanted[:count].count(False))
+        expected = (wanted[:count].count(True), wanted[:count].count(False))
+        assert (result.cpu_blocks, result.ssd_blocks) == expected, (result, run, most)
         if count < len(wanted):
-            assert not wanted[count] and (not cpu.available or max(cpu.tenants.values()) == cpu.tenant_most)
+            own = wanted[count:].count(True)  # slots that the load itself used, until it was cut
+            full = cpu.available <= own or max(cpu.tenants.values()) == cpu.tenant_most
+            assert not wanted[count] and (full or unpinned), (result, wanted, most, cpu.available)
 
     def swap(self, who: Who, tier: Tier, chain: list[Key], result: SwapResult) -> None:
         """A prefix of the chain is pinned, within the budget; older swaps go for it."""
