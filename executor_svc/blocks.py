@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from executor_svc.live_request import UNKNOWN_BLOCK, LiveRequest
 from executor_svc.step_plan import NO_COPIES
-from jitney.block_ops import Block, block_id
+from jitney.block_ops import Block, block_id, generation
 from jitney.columns import I32, I64
 
 
@@ -30,10 +30,12 @@ class DeviceBlocks:
         self._retiring: list[int] = []
         self.sharing_changed = False
         self.stored: NDArray[np.bool_] = np.zeros(pool_blocks, np.bool_)  # a copy lies in a lower tier, or did
+        self._used_anew: I64 = np.zeros(pool_blocks, np.int64)  # the generation in which a block was last to be written
         self.storing_changed = False
         self.writable: NDArray[np.bool_] = np.ones(pool_blocks, np.bool_)  # the write table: not those that rows share
         self.guarded: set[int] = set()  # requests that compute nothing behind their prompt: others share its last block
         self._copies: dict[int, int] = {}  # target: source, for the next step to begin with
+        self._forked: dict[tuple[int, int], int] = {}  # table row and index: the copy that the next step finds there
 
     def open_row(self, request: LiveRequest) -> None:
         """Gives the request a table row."""
@@ -43,8 +45,9 @@ class DeviceBlocks:
         """Forgets the request's blocks; its table row is reused after the next boundary."""
         self._count(request.blocks, -1)
         if self._copies:
-            for block in request.blocks:
+            for index, block in enumerate(request.blocks):
                 self._copies.pop(block_id(block), None)
+                self._forked.pop((request.table_row, index), None)
         request.blocks = []
         request.joined = []
         request.sealed = 0
@@ -66,8 +69,8 @@ class DeviceBlocks:
         self._count(blocks, 1)
 
     def mark_stored(self, blocks: Sequence[Block]) -> None:
-        """Copies of these lie in a lower tier."""
-        self.stored[[block_id(b) for b in blocks]] = True
+        """Copies of these lie in a lower tier. One that was given away while it was copied is another block by now."""
+        self.stored[[block_id(b) for b in blocks if generation(b) >= self._used_anew.item(block_id(b))]] = True
         self.storing_changed = True
 
     def forget_stored(self) -> None:
@@ -77,7 +80,9 @@ class DeviceBlocks:
 
     def mark_new(self, blocks: Sequence[Block]) -> None:
         """These will be written: they have no copy."""
-        self.stored[[block_id(b) for b in blocks]] = False
+        ids = [block_id(b) for b in blocks]
+        self.stored[ids] = False
+        self._used_anew[ids] = [generation(b) for b in blocks]
 
     def stored_in(self, table_rows: I64, held: I32) -> I32:
         """How many of the first `held` blocks of each table row have a copy lower down; int32 `[rows]`."""
@@ -97,10 +102,11 @@ class DeviceBlocks:
         self._count(blocks, 1)
 
     def fork(self, request: LiveRequest, block: Block, copy: Block) -> None:
-        """Puts `copy` in the place of `block`; the next step begins with copying the content."""
+        """Puts `copy` in the place of `block`; the next step begins with copying the content. The table is changed for
+        that step only (`turn_to_copies`): the one in flight may still read `block` in this row."""
         index = request.blocks.index(block)
         request.blocks[index] = copy
-        self.table[request.table_row, index] = block_id(copy)
+        self._forked[request.table_row, index] = block_id(copy)
         self._count([block], -1)
         self._count([copy], 1)
         self.mark_new([copy])
@@ -110,6 +116,12 @@ class DeviceBlocks:
     def copies_wait(self) -> bool:
         """Whether the next step will read blocks that nobody may hold any more."""
         return bool(self._copies)
+
+    def turn_to_copies(self) -> None:
+        """No step is in flight: rows that forked find their copies in the table from here on."""
+        for place, block in self._forked.items():
+            self.table[place] = block
+        self._forked.clear()
 
     def take_copies(self) -> I64:
         """Source and target of each copy to make, [C, 2], in order."""
@@ -124,7 +136,7 @@ class DeviceBlocks:
         if not self.granted:
             return None
         block = self.granted.pop()
-        self.stored[block_id(block)] = False
+        self.mark_new([block])
         self.extend(request, [block])
         return block
 

@@ -48,8 +48,10 @@ def build_plan(
 ) -> StepPlan:
     """The plan of a step in which each row, at its slot, computes its next so many tokens (at least 1, and they fit).
 
-    `padding` are ended rows that compute their last token again, for nothing: it is neither written nor sampled.
+    No step is in flight. `padding` are ended rows that compute their last token again, for nothing: it is neither
+    written nor sampled.
     """
+    blocks.turn_to_copies()
     running, take = len(rows), tokens
     if padding:
         rows = [*rows, *padding]

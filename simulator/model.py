@@ -99,12 +99,22 @@ class VirtualModel(TimedModel):
         sampled = [self._next(plan, row, shift) for row, shift in zip(plan.sample_rows.tolist(), shifts, strict=True)]
         took_us = self.step_time_us(plan)
         self._pool[slots] = POISON
+        led_to = self._led_to(plan)
 
         def end() -> None:
             self._pool[slots] = content
+            assert self._led_to(plan) == led_to, f"the block table of step {plan.step} was changed while it ran"
 
         self._clock.after(took_us, end)
         return StepResult(plan.step, np.array(sampled, np.int32), compute_us=took_us), took_us
+
+    def _led_to(self, plan: StepPlan) -> list[list[int]]:
+        """The blocks that each row's context is read from."""
+        used = -(-plan.context_tokens // self._block_tokens)
+        return [
+            plan.block_table[table_row, :count].tolist()
+            for table_row, count in zip(plan.table_rows.tolist(), used.tolist(), strict=True)
+        ]
 
     def _block(self, block: int) -> U64:
         return self._pool[block * self._block_tokens : (block + 1) * self._block_tokens]

@@ -223,3 +223,12 @@ def test_after_a_restart_of_the_cache_nobody_is_told(bench: Bench) -> None:
     assert load.good == 2
     assert bench.wire.told == []
     assert not bench.copying.loading
+
+
+def test_a_block_that_was_given_away_while_it_was_copied_is_not_stored(bench: Bench) -> None:
+    bench.wire.pushed.append(StoreOrder(TICKET, BLOCKS, SLOTS))
+    bench.copying.turn(0, 0)
+    bench.blocks.mark_new([handle(1, 2)])  # evicted, and reserved in its next generation
+    bench.slow.ended.append(StoreCopied(bench.slow.begun[0][0], [1, 2, 3]))
+    bench.copying.turn(0, 0)
+    assert bench.blocks.stored[:3].tolist() == [True, False, True]
