@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from jitney.block_ops import ChainHits
 from jitney.executor.v1 import executor_pb2 as pb
 from jitney.keys import Key
 
 
 def explained(
-    prompt_tokens: int, block_tokens: int, hits: ChainHits, prefix_key: Key | None, model_version: str
+    prompt_tokens: int, block_tokens: int, hits: ChainHits, keys: Sequence[Key], model_version: str
 ) -> pb.ExplainCacheResponse:
-    """The answer. `hits` are of the whole blocks of the prompt, `prefix_key` is that of the last of them."""
+    """The answer. `hits` are of the whole blocks of the prompt, `keys` those of its root and of all of them."""
     cached = hits.device_blocks + hits.cpu_blocks + hits.ssd_blocks
     return pb.ExplainCacheResponse(
         prompt_tokens=prompt_tokens,
@@ -21,8 +23,9 @@ def explained(
         pending_tokens=hits.pending_blocks * block_tokens,
         hit_tokens=min(cached * block_tokens, prompt_tokens - 1),
         sentence=sentence(prompt_tokens, block_tokens, hits),
-        prefix_key=prefix_key or b"",
+        prefix_key=keys[-1] if len(keys) > 1 else b"",
         model_version=model_version,
+        keys=keys,
     )
 
 

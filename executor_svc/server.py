@@ -193,12 +193,12 @@ class ExecutorService(executor_pb2_grpc.ExecutorServicer):
 
         def keys() -> tuple[int, list[Key]]:
             ids, salt = parts.door.prompt(request.request)
-            root = Root(salt, info.version, "", info.fingerprint)
-            return len(ids), chain(root.key(), ids, info.block_tokens)
+            root = Root(salt, info.version, "", info.fingerprint).key()
+            return len(ids), [root, *chain(root, ids, info.block_tokens)]
 
         tokens, found = await asyncio.wrap_future(self._threads.submit(keys))
-        hits = await parts.cache.find(found)
-        return explained(tokens, info.block_tokens, hits, found[-1] if found else None, info.version)
+        hits = await parts.cache.find(found[1:])
+        return explained(tokens, info.block_tokens, hits, found, info.version)
 
     async def _explanation(self, request_id: int, snapshot: Snapshot | None) -> scheduler_pb2.Explanation:
         if snapshot is None:

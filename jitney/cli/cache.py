@@ -12,8 +12,8 @@ from typing import Annotated, TypeVar
 import typer
 from rich.table import Table
 
-from jitney.cli import common, sampling
-from jitney.client import Client, Message, Prompt
+from jitney.cli import common, prompts, sampling
+from jitney.client import Client
 from jitney.client.cache import AsyncCacheClient
 from jitney.client.cache_types import CacheStatus, Invalidated, TierStatus
 from jitney.errors import InvalidRequest
@@ -62,7 +62,7 @@ def status(as_json: common.AsJson = False, cache: CacheTarget = "", tls_ca: comm
 
 @app.command()
 def explain(
-    prompt: Annotated[str, typer.Argument(help="A prompt, as for `jitney generate`.")],
+    prompt: Annotated[str, typer.Argument(help='A prompt, as for `jitney generate`; "-" reads it from stdin.')],
     system: sampling.System = "",
     raw: Raw = False,
     ids: Ids = False,
@@ -72,12 +72,17 @@ def explain(
     patience: common.Patience = common.PATIENCE_S,
     tls_ca: common.TlsCa = None,
 ) -> None:
-    """Says how much of a prompt is cached in which tier, and at which token it leaves the cached prefix."""
+    """Says how much of a prompt is cached in which tier, and at which token it leaves the cached prefix.
+
+    With --json: cached_key is that of the last cached block (empty: none), prefix_key that of the prompt's last whole
+    block, cached or not.
+    """
     with common.client(target, patience, tls_ca) as client:
-        found = client.explain_cache(_prompt(client, prompt, system, raw, ids), salt)
+        found = client.explain_cache(prompts.asked(client, prompts.text_of(prompt), system, raw, ids), salt)
     if as_json:
-        plain = dataclasses.asdict(found) | {"prefix_key": found.prefix_key.hex(), "cached_tokens": found.cached_tokens}
-        print(json.dumps(plain))
+        plain = dataclasses.asdict(found) | {"prefix_key": found.prefix_key.hex(), "cached_key": found.cached_key.hex()}
+        del plain["keys"]
+        print(json.dumps(plain | {"cached_tokens": found.cached_tokens}))
         return
     out = common.out()
     out.print(f"{found.prompt_tokens} tokens in blocks of {found.block_tokens}: {found.sentence}")
@@ -96,15 +101,22 @@ def explain(
 @app.command()
 def invalidate(
     prefix: Annotated[
-        str | None, typer.Option("--prefix", help="Text or ids: what begins with its whole blocks goes.")
+        str | None,
+        typer.Option(
+            "--prefix",
+            help='A prompt, as for `jitney generate` (with its --system); "-" reads it from stdin. Goes: the first '
+            "block with a token of it, and all behind it, also of prompts that share that block.",
+        ),
     ] = None,
+    system: sampling.System = "",
+    raw: Raw = False,
+    ids: Ids = False,
     key: Annotated[str, typer.Option("--key", help="Key of a block in hex: it and what stands behind it go.")] = "",
     tenant: Annotated[str, typer.Option("--tenant", help="What this tenant computed first goes.")] = "",
     salt: Annotated[
         str | None, typer.Option("--salt", help="What was computed under this salt goes; with --prefix: its salt.")
     ] = None,
     model_version: Annotated[str, typer.Option("--model-version", help="What this model computed goes.")] = "",
-    ids: Ids = False,
     as_json: common.AsJson = False,
     cache: CacheTarget = "",
     target: common.Target = common.TARGET,
@@ -118,11 +130,7 @@ def invalidate(
     block = _key(key)
     if prefix:
         with common.client(target, patience, tls_ca) as client:
-            found = client.explain_cache(_prompt(client, prefix, "", True, ids), salt or "")
-        block = found.prefix_key
-        if not block:
-            what = f"a prefix has at least one block of {found.block_tokens} tokens, this one has {found.prompt_tokens}"
-            raise InvalidRequest(what, field="prefix", limit=found.block_tokens, value=found.prompt_tokens)
+            block = _prefix_key(client, prompts.text_of(prefix), system, raw, ids, salt or "")
 
     def work(client: AsyncCacheClient) -> Awaitable[Invalidated]:
         if block:
@@ -138,7 +146,8 @@ def invalidate(
         print(json.dumps(dataclasses.asdict(gone)))
         return
     counts = f"{gone.device_blocks} blocks on devices, {gone.cpu_blocks} in memory, {gone.ssd_blocks} on disk"
-    common.out().print(f"gone: {counts}")
+    nothing = not (gone.device_blocks or gone.cpu_blocks or gone.ssd_blocks)
+    common.out().print(f"{'nothing of it was cached; ' if nothing else ''}gone: {counts}")
 
 
 def _ask(cache: str, tls_ca: Path | None, work: Callable[[AsyncCacheClient], Awaitable[T]]) -> T:
@@ -172,16 +181,27 @@ def _key(text: str) -> bytes:
     return key
 
 
-def _prompt(client: Client, text: str, system: str, raw: bool, ids: bool) -> Prompt:
-    """As `jitney generate` has it; a chat where the model has a template for one."""
-    if ids:
-        try:
-            return [int(part) for part in text.replace(",", " ").split()]
-        except ValueError as error:
-            raise InvalidRequest(f"token ids are whole numbers: {error}", field="prompt") from error
-    if raw or not (system or client.model_info().has_chat_template):
-        return text
-    return [Message("system", system), Message("user", text)] if system else [Message("user", text)]
+def _prefix_key(client: Client, text: str, system: str, raw: bool, ids: bool, salt: str) -> bytes:
+    """Key of the first block with a token of the text: of that in which the prompt leaves what any prompt begins with.
+    Two others are compared, since the text may begin as one of them does. Raises InvalidRequest if no block of the
+    prompt alone has such a token."""
+    found = client.explain_cache(prompts.asked(client, text, system, raw, ids), salt)
+    before = 0  # blocks without a token of it
+    if prompts.is_chat(client, system, raw, ids):
+        others = [client.explain_cache(prompts.asked(client, other, system), salt).keys for other in ("", "?")]
+        before = min(sum(a == b for a, b in zip(found.keys, keys, strict=False)) for keys in others) - 1
+    if before + 1 < len(found.keys):
+        return found.keys[before + 1]
+    size, at = found.block_tokens, before * found.block_tokens
+    also = f"all that begins with the {at} tokens before them" if before else "all else under this salt"
+    raise InvalidRequest(
+        f"the prompt has {found.prompt_tokens} tokens and fills no block of {size} with a token of the text: a block "
+        f"that its answer filled has a key that only prompt and answer give. --key {found.keys[before].hex()} removes "
+        f"such blocks, with {also}",
+        field="prefix",
+        limit=at + size,
+        value=found.prompt_tokens,
+    )
 
 
 def _table(found: CacheStatus) -> Table:

@@ -24,6 +24,7 @@ def chat(
     top_k: sampling.TopK = None,
     min_p: sampling.MinP = None,
     seed: sampling.Seed = None,
+    salt: sampling.Salt = "",
     stats: Annotated[bool, typer.Option("--stats", help="Times and counts after every answer, on stderr.")] = False,
     target: common.Target = common.TARGET,
     patience: common.Patience = common.PATIENCE_S,
@@ -31,7 +32,7 @@ def chat(
 ) -> None:
     """Talks with the model. Where stdin is no terminal, every line is a turn."""
     options = Options(
-        max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, seed=seed
+        max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, seed=seed, salt=salt
     )  # fmt: skip
     console, notes = common.out(), common.notes()
     with common.client(target, patience, tls_ca) as client:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
 from typing import Annotated
 
 import typer
 
-from jitney.cli import common, sampling
-from jitney.client import Answer, Choice, ChoiceEnd, Client, Completion, Delta, Message, Options, Prompt, Usage
-from jitney.errors import InvalidRequest
+from jitney.cli import common, prompts, sampling
+from jitney.client import Answer, Choice, ChoiceEnd, Completion, Delta, Options, Usage
 
 
 def generate(
@@ -33,6 +31,7 @@ def generate(
     logprobs: Annotated[int | None, typer.Option("--logprobs", help="With --json: top k of each token.")] = None,
     priority: sampling.Priority = 0,
     tenant: sampling.Tenant = "",
+    salt: sampling.Salt = "",
     deadline_ms: sampling.DeadlineMs = None,
     request_id: Annotated[str, typer.Option("--request-id", help="Id for `jitney explain`; absent: a new one.")] = "",
     stats: Annotated[bool, typer.Option("--stats", help="Times and counts on stderr.")] = False,
@@ -42,15 +41,13 @@ def generate(
     tls_ca: common.TlsCa = None,
 ) -> None:
     """Answers one prompt; the text is streamed as it comes."""
-    if raw and system:
-        raise InvalidRequest("--raw sends the text as it is, so --system has no place in it", field="system")
     options = Options(
         max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, seed=seed,
-        stop=stop or (), logprobs=logprobs, n=choices, priority=priority, tenant=tenant, deadline_ms=deadline_ms,
+        stop=stop or (), logprobs=logprobs, n=choices, priority=priority, tenant=tenant, salt=salt,
+        deadline_ms=deadline_ms,
     )  # fmt: skip
-    text = sys.stdin.read() if prompt == "-" else prompt
     with common.client(target, patience, tls_ca) as client:
-        asked = _prompt(client, text, system, raw)
+        asked = prompts.asked(client, prompts.text_of(prompt), system, raw)
         answer = client.generate(asked, options, request_id=request_id)
         done = answer.result() if as_json else _stream(answer) if choices <= 1 else _one_by_one(answer)
     if as_json:
@@ -60,13 +57,6 @@ def generate(
     if not done.finished.reason.whole:
         common.notes().print(f"jitney: the answer is not whole: {done.finished.reason.name.lower()}")
     raise typer.Exit(common.FINISH_CODES.get(done.finished.reason, 1))
-
-
-def _prompt(client: Client, text: str, system: str, raw: bool) -> Prompt:
-    """A chat where the model has a template for one."""
-    if raw or not (system or client.model_info().has_chat_template):
-        return text
-    return [Message("system", system), Message("user", text)] if system else [Message("user", text)]
 
 
 def _stream(answer: Answer) -> Completion:

@@ -18,4 +18,5 @@ Stop = Annotated[list[str] | None, typer.Option("--stop", help="Text that ends t
 System = Annotated[str, typer.Option("--system", help="What the model is told before the conversation.")]
 Priority = Annotated[int, typer.Option("--priority", help="-100 to 100; larger is more urgent.")]
 Tenant = Annotated[str, typer.Option("--tenant", help="On whose behalf.")]
+Salt = Annotated[str, typer.Option("--salt", help="Only requests of the same salt share cached blocks.")]
 DeadlineMs = Annotated[int | None, typer.Option("--deadline-ms", help="End the answer after so many milliseconds.")]

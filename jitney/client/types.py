@@ -282,13 +282,20 @@ class CachedPrefix:
     pending_tokens: int  # behind those on the device: another request computes them now
     hit_tokens: int  # what a request would be spared at most
     sentence: str
-    prefix_key: bytes  # of its last whole block; empty: it has none
+    prefix_key: bytes  # of its last whole block, cached or not; empty: it has none
     model_version: str
+    keys: tuple[bytes, ...]  # of its root and, behind it, of each whole block, cached or not
 
     @property
     def cached_tokens(self) -> int:
         """Where the prompt leaves the cached prefix."""
         return self.device_tokens + self.cpu_tokens + self.ssd_tokens
+
+    @property
+    def cached_key(self) -> bytes:
+        """Of the last block that is cached; empty: none is."""
+        blocks = self.cached_tokens // self.block_tokens
+        return self.keys[blocks] if blocks else b""
 
 
 @dataclass(frozen=True, slots=True)

@@ -310,4 +310,5 @@ def cached_prefix(answer: pb.ExplainCacheResponse) -> CachedPrefix:
         sentence=answer.sentence,
         prefix_key=answer.prefix_key,
         model_version=answer.model_version,
+        keys=tuple(answer.keys),
     )

@@ -6,6 +6,9 @@ import pytest
 
 from executor_svc.cache_explained import explained, sentence
 from jitney.block_ops import ChainHits, RequestId
+from jitney.keys import Key
+
+ROOT = Key(b"root")
 
 
 @pytest.mark.parametrize(
@@ -29,6 +32,7 @@ def test_the_sentence(tokens: int, hits: ChainHits, part: str) -> None:
 
 
 def test_a_hit_leaves_a_token_to_compute() -> None:
-    answer = explained(96, 16, ChainHits(device_blocks=4, cpu_blocks=2), None, "v")
+    answer = explained(96, 16, ChainHits(device_blocks=4, cpu_blocks=2), [ROOT], "v")
     assert (answer.device_tokens, answer.cpu_tokens, answer.ssd_tokens, answer.hit_tokens) == (64, 32, 0, 95)
-    assert (answer.prefix_key, answer.model_version) == (b"", "v")
+    assert (answer.prefix_key, list(answer.keys), answer.model_version) == (b"", [ROOT], "v")
+    assert explained(17, 16, ChainHits(), [ROOT, Key(b"k")], "v").prefix_key == b"k"

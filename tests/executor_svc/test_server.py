@@ -196,6 +196,7 @@ def test_explain_cache_says_where_a_prompt_leaves_the_cached_prefix(services: Su
         assert (found.prompt_tokens, found.block_tokens, found.device_tokens, found.hit_tokens) == (40, 16, 32, 32)
         assert "at token 32, where its last, unfilled block begins" in found.sentence
         assert len(found.prefix_key) == 32 and found.model_version
+        assert len(found.keys) == 3 and found.keys[2] == found.prefix_key
         parts = await asked(stub, [*ids[:16], *ids[:16]])
         assert (parts.device_tokens, parts.hit_tokens) == (16, 16) and "at token 16: " in parts.sentence
         assert (await asked(stub, ids, "other")).device_tokens == 0

@@ -52,6 +52,8 @@ def test_generate_passes_its_options_on(executor: ScriptedExecutor, target: str)
         "-3",
         "--tenant",
         "me",
+        "--salt",
+        "s",
         "--deadline-ms",
         "5000",
         "--logprobs",
@@ -65,6 +67,7 @@ def test_generate_passes_its_options_on(executor: ScriptedExecutor, target: str)
     assert request.request_id == "r1"
     assert [message.content for message in request.chat.messages] == ["be brief", "from stdin"]
     assert (request.max_tokens, list(request.stop), request.priority, request.tenant) == (3, ["x", "y"], -3, "me")
+    assert request.salt == "s"
     assert (request.sampling.temperature, request.sampling.seed, request.deadline_ms) == (0.5, 9, 5000)
     found = json.loads(done.stdout)
     assert (found["token_ids"], found["finish_reason"], len(found["logprobs"])) == (list(IDS[:3]), "length", 3)

@@ -27,9 +27,9 @@ ONE = prompt(0, 0, 1)
 OTHER = prompt(1, 1)
 
 
-def jitney(*words: str) -> Result:
+def jitney(*words: str, stdin: str | None = None) -> Result:
     """Runs the command."""
-    return runner.invoke(app, list(words))
+    return runner.invoke(app, list(words), input=stdin)
 
 
 @pytest.fixture(scope="module")
@@ -88,22 +88,51 @@ def test_invalidate(target: str, words: list[str], blocks: int) -> None:
     assert json.loads(again.stdout) == {"device_blocks": 0, "cpu_blocks": 0, "ssd_blocks": 0}
 
 
-def test_invalidate_a_prefix(target: str) -> None:
-    executor = ScriptedExecutor(prefix_key=ONE.keys[0])
+def test_invalidate_a_prompt_from_its_first_block_with_a_token_of_the_text(target: str) -> None:
+    root, first, second = ONE.root, *ONE.keys[:2]
+    others = {"": [root, first, b"a" * 32], "?": [root, first, b"b" * 32]}
+    executor = ScriptedExecutor(keys=others | {"once upon": [root, *ONE.keys]})
     with InThread(executor) as address:
-        done = jitney("cache", "invalidate", "--prefix", "once upon", "--salt", "s", "-t", address, "--cache", target)
-        assert gone(done) == [3, 0, 0]
-        [asked] = executor.explained
-        assert (asked.text, asked.salt) == ("once upon", "s")
-        executor.prefix_key = b""
-        short = jitney("cache", "invalidate", "--prefix", "1 2", "--ids", "-t", address, "--cache", target)
-        assert (short.exit_code, short.stderr.count("\n")) == (2, 1)
-        assert "at least one block of 16 tokens" in short.stderr
-        assert list(executor.explained[1].token_ids.ids) == [1, 2]
+        words = ["cache", "invalidate", "--prefix", "-", "--system", "be brief", "--salt", "s"]
+        assert gone(jitney(*words, "-t", address, "--cache", target, stdin="once upon")) == [2, 0, 0]
+        said = [[message.content for message in asked.chat.messages] for asked in executor.explained]
+        assert said == [["be brief", "once upon"], ["be brief", ""], ["be brief", "?"]]
+        assert {asked.salt for asked in executor.explained} == {"s"}
+        again = jitney(*words, "-t", address, "--cache", target, stdin="once upon")
+        assert again.stdout.startswith("nothing of it was cached") and gone(again) == [0, 0, 0]
+        executor.keys["as another begins"] = [root, first, b"a" * 32, second]
+        executor.keys["?"] = [root, b"c" * 32]
+        words = ["cache", "invalidate", "--prefix", "as another begins", "-t", address, "--cache", target]
+        assert gone(jitney(*words)) == [1, 0, 0]
+
+
+@pytest.mark.parametrize("words", [["once upon", "--raw"], ["1, 2", "--ids"]])
+def test_invalidate_a_prompt_that_is_no_chat_from_its_first_block(target: str, words: list[str]) -> None:
+    executor = ScriptedExecutor(keys={"": [ONE.root, *ONE.keys]})
+    with InThread(executor) as address:
+        assert gone(jitney("cache", "invalidate", "--prefix", *words, "-t", address, "--cache", target)) == [3, 0, 0]
+    [asked] = executor.explained
+    assert asked.text == "once upon" or list(asked.token_ids.ids) == [1, 2]
+
+
+def test_invalidate_says_when_no_block_has_a_token_of_the_text(target: str) -> None:
+    executor = ScriptedExecutor(keys={"": [ONE.root, ONE.keys[0]]})
+    with InThread(executor) as address:
+        done = jitney("cache", "invalidate", "--prefix", "hi", "-t", address, "--cache", target)
+    assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert f"--key {ONE.keys[0].hex()} removes such blocks, with all that begins with the 16 tokens" in done.stderr
 
 
 @pytest.mark.parametrize(
-    "words", [[], ["--tenant", "a", "--salt", "s"], ["--key", "xyz"], ["--key", "00"], ["--prefix", "1 x", "--ids"]]
+    "words",
+    [
+        [],
+        ["--tenant", "a", "--salt", "s"],
+        ["--key", "xyz"],
+        ["--key", "00"],
+        ["--prefix", "1 x", "--ids"],
+        ["--prefix", "1", "--raw", "--system", "x"],
+    ],
 )
 def test_invalidate_refuses_what_it_cannot_mean(target: str, words: list[str]) -> None:
     with InThread(ScriptedExecutor()) as address:
@@ -124,7 +153,10 @@ def test_explain_says_where_a_prompt_leaves_the_cache() -> None:
         [asked] = executor.explained
         assert ([m.content for m in asked.chat.messages], asked.salt) == (["be brief", "hello"], "s")
         found = json.loads(jitney("cache", "explain", "hello", "--raw", "--json", "-t", address).stdout)
-    assert (found["cached_tokens"], found["hit_tokens"], executor.explained[1].text) == (48, 48, "hello")
+        assert (found["cached_tokens"], found["hit_tokens"], executor.explained[1].text) == (48, 48, "hello")
+        assert (found["cached_key"], found["prefix_key"]) == ("03" * 32, "06" * 32) and "keys" not in found
+        assert jitney("cache", "explain", "-", "-t", address, stdin="from stdin").exit_code == 0
+    assert executor.explained[2].chat.messages[0].content == "from stdin"
 
 
 def test_a_cache_that_finds_something_wrong() -> None:

@@ -59,7 +59,7 @@ class ScriptedExecutor(executor_pb2_grpc.ExecutorServicer):
     not_ready: str = ""
     unary_failures: int = 0
     explained: list[pb.GenerateRequest] = field(default_factory=list)
-    prefix_key: bytes = b""
+    keys: dict[str, list[bytes]] = field(default_factory=dict)  # of a prompt that ends with this text; else of ""
 
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> AsyncIterator[pb.GenerateEvent]:
         script = self.breaks[len(self.requests)] if len(self.requests) < len(self.breaks) else None
@@ -165,6 +165,9 @@ class ScriptedExecutor(executor_pb2_grpc.ExecutorServicer):
 
     async def ExplainCache(self, request: pb.ExplainCacheRequest, context: Any) -> pb.ExplainCacheResponse:
         self.explained.append(request.request)
+        asked = request.request
+        text = asked.chat.messages[-1].content if asked.chat.messages else asked.text
+        keys = self.keys.get(text, self.keys.get("", [bytes([number]) * 32 for number in range(7)]))
         return pb.ExplainCacheResponse(
             prompt_tokens=100,
             block_tokens=16,
@@ -172,8 +175,9 @@ class ScriptedExecutor(executor_pb2_grpc.ExecutorServicer):
             ssd_tokens=16,
             hit_tokens=48,
             sentence="it leaves the cached prefix at token 48: kept no more",
-            prefix_key=self.prefix_key,
+            prefix_key=keys[-1] if len(keys) > 1 else b"",
             model_version="m",
+            keys=keys,
         )
 
     async def _break(self, script: Break, context: Any) -> None:
