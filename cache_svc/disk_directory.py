@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import threading
 from collections import Counter
 from contextlib import suppress
@@ -21,13 +22,17 @@ from jitney.serving import logs
 
 
 class DiskDirectory:
-    """Conflict if another cache has it. A directory that cannot be used now may be later: see `ensure`."""
+    """Conflict if another cache has it, or if something else stands there. A directory that cannot be used now may be
+    later: see `ensure`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock: int | None = None
         self._ensuring = threading.Lock()
         self._log = logs.get("disk_tier")
+        if (other := _in_the_way(path)) is not None:
+            what = f"--ssd-dir must be a folder, {other} is not one"
+            raise Conflict(what, field="ssd_dir", value=path)
         try:
             self.ensure()
         except BlockingIOError as error:
@@ -50,7 +55,9 @@ class DiskDirectory:
             try:
                 own_directory(self.path, "ssd_dir")
             except Conflict as error:
-                raise OSError(errno.EACCES, error.message) from error
+                cause = error.__cause__
+                code = cause.errno if isinstance(cause, OSError) and cause.errno else errno.EACCES
+                raise OSError(code, error.message) from error
             lock = locked(self.path / "lock", wait=False)
             if lock is None:
                 raise BlockingIOError(errno.EWOULDBLOCK, "another cache has it", str(self.path))
@@ -107,6 +114,19 @@ class DiskDirectory:
             path.unlink()
         except OSError as error:
             self._log.error("a file of the SSD cannot be removed", path=str(path), error=str(error))
+
+
+def _in_the_way(path: Path) -> Path | None:
+    """What is no directory (a link neither, for the last part of the path), so that none can be made there."""
+    for each in (path, *path.parents):
+        try:
+            mode = (each.lstat() if each is path else each.stat()).st_mode
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError:
+            return None
+        return None if stat.S_ISDIR(mode) else each
+    return None
 
 
 def _owner(path: Path) -> str:

@@ -108,7 +108,8 @@ class Supervisor:
     def start(self, on_progress: Callable[[Progress], None] | None = None) -> None:
         """Returns once all are SERVING; `on_progress` is called from this thread while the model loads.
 
-        Raises Conflict if the folder is in use, Away if a service cannot start or `stop` was called meanwhile.
+        Raises InvalidRequest if the folder cannot be used, Conflict if it is in use, Away if a service cannot start or
+        `stop` was called meanwhile.
         """
         self._claim()
         self._keeper = threading.Thread(target=self._keep, name="supervisor", daemon=True)
@@ -192,10 +193,14 @@ class Supervisor:
         raise Missing(f"there is no service {name!r}", field="name", value=name)
 
     def _claim(self) -> None:
-        """Takes the state folder, and makes room in the log."""
+        """Takes the state folder, and makes room in the log. InvalidRequest if it cannot be used, Conflict if it is."""
         folder = self.options.state_dir
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / "serve.lock").open("a+", encoding="ascii")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            lock = (folder / "serve.lock").open("a+", encoding="ascii")
+        except OSError as error:
+            what = f"{folder} cannot be the folder of lock and log: {error.strerror}"
+            raise InvalidRequest(what, field="state_dir", value=folder) from error
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

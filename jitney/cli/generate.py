@@ -26,7 +26,8 @@ def generate(
     seed: sampling.Seed = None,
     stop: sampling.Stop = None,
     choices: Annotated[
-        int, typer.Option("--choices", help="How many answers, each drawn by itself; give a temperature with it.")
+        int,
+        typer.Option("--choices", min=1, max=32, help="How many answers, each drawn by itself; give a temperature."),
     ] = 1,
     logprobs: Annotated[int | None, typer.Option("--logprobs", help="With --json: top k of each token.")] = None,
     priority: sampling.Priority = 0,

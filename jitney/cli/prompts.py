@@ -19,10 +19,10 @@ def asked(client: Client, text: str, system: str = "", raw: bool = False, ids: b
         what = f"{'--raw' if raw else '--ids'} sends the prompt as it is, so --system has no place in it"
         raise InvalidRequest(what, field="system")
     if ids:
-        try:
-            return [int(part) for part in text.replace(",", " ").split()]
-        except ValueError as error:
-            raise InvalidRequest(f"token ids are whole numbers: {error}", field="prompt") from error
+        parts = text.replace(",", " ").split()
+        if wrong := [part for part in parts if not (part.isascii() and part.isdigit())]:
+            raise InvalidRequest(f"--ids takes whole numbers, not {wrong[0]!r}", field="prompt", value=wrong[0])
+        return [int(part) for part in parts]
     if not is_chat(client, system, raw, ids):
         return text
     return [Message("system", system), Message("user", text)] if system else [Message("user", text)]

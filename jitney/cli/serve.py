@@ -14,7 +14,8 @@ from rich.progress import Progress as Bar
 
 from jitney.cli.common import notes
 from jitney.cli.model import fetch_with_bar
-from jitney.errors import InvalidRequest, JitneyError
+from jitney.client import DEFAULT_TARGET
+from jitney.errors import InvalidRequest
 from jitney.service_process import Progress
 from jitney.serving import config, logs
 from jitney.supervisor import ServeOptions, Supervisor
@@ -40,7 +41,9 @@ def serve(
         int | None, typer.Option(min=0, help="Limit of the cache's tier in shared memory.", show_default="1 GiB")
     ] = None,
     ssd_dir: Annotated[Path | None, typer.Option(help="Folder of the cache's SSD tier.", show_default="none")] = None,
-    ssd_bytes: Annotated[int | None, typer.Option(min=0, help="Limit of the SSD tier.", show_default="8 GiB")] = None,
+    ssd_bytes: Annotated[
+        int | None, typer.Option(min=0, help="Limit of the SSD tier; all of it is taken at once.", show_default="8 GiB")
+    ] = None,
     executor: Annotated[
         Extra | None, typer.Option(metavar="FLAG", help="Flag for the executor, e.g. --executor=--max-rows=64.")
     ] = None,
@@ -97,7 +100,7 @@ class _Interrupts:
 
 def _start(supervisor: Supervisor, interrupts: _Interrupts, console: Console) -> bool:
     """True once everything serves, False if it was interrupted. Raises what went wrong."""
-    failures: list[JitneyError] = []
+    failures: list[Exception] = []
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -113,7 +116,7 @@ def _start(supervisor: Supervisor, interrupts: _Interrupts, console: Console) ->
         def start() -> None:
             try:
                 supervisor.start(show)
-            except JitneyError as error:
+            except Exception as error:
                 failures.append(error)
 
         thread = threading.Thread(target=start, name="start")
@@ -125,7 +128,8 @@ def _start(supervisor: Supervisor, interrupts: _Interrupts, console: Console) ->
     if interrupts.count:
         return False
     if failures:
-        console.print(f"log: {supervisor.log_path}")
+        if supervisor.log_path.is_file():
+            console.print(f"log: {supervisor.log_path}")
         raise failures[0]
     return True
 
@@ -153,4 +157,11 @@ def _show(supervisor: Supervisor, console: Console) -> None:
     for name, target in targets.items():
         console.print(f"{name:<12} {target:<22} pid {pids.get(name, 0)}")
     console.print(f"{'log':<12} {supervisor.log_path}")
-    console.print("ready: jitney generate, jitney chat and jitney status talk to it; Ctrl-C stops it")
+    console.print(ready_line(supervisor.executor_target))
+
+
+def ready_line(target: str) -> str:
+    """What to type now, for an executor that listens there."""
+    where = "" if target == DEFAULT_TARGET else f" -t {target}"
+    commands = [f"jitney {name}{where}" for name in ("generate", "chat", "status")]
+    return f"ready: {commands[0]}, {commands[1]} and {commands[2]} talk to it; Ctrl-C stops it"

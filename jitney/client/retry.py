@@ -52,7 +52,7 @@ def as_error(error: grpc.RpcError, target: str, who: str = "executor") -> Jitney
     found = from_rpc_error(error)
     if not isinstance(found, Away) or _has_details(error):
         return found
-    why = found.message.rsplit(": ", 1)[-1].rstrip(".")
+    why = found.message.rsplit(": ", 1)[-1].rstrip(".]")
     return Away(f"no {who} answers at {target} ({why})", field="target", value=target)
 
 

@@ -196,12 +196,13 @@ def test_files_that_this_user_may_not_open_are_replaced(tmp_path: Path) -> None:
         assert rig.load(1) is OK
 
 
-def test_an_unreadable_directory_at_the_start_is_no_ssd_for_now(tmp_path: Path) -> None:
-    (tmp_path / "ssd").write_text("a file where the directory should be")
+def test_a_directory_that_cannot_be_locked_at_the_start_is_no_ssd_for_now(tmp_path: Path) -> None:
+    lock = tmp_path / "ssd" / "lock"
+    lock.mkdir(mode=0o700, parents=True)
     with TierRig(tmp_path) as rig:
         assert rig.slots > 40
         assert rig.store(1) == [FAILED]
-        (tmp_path / "ssd").unlink()
+        lock.rmdir()
         rig.clock_s += 2 * LAST_S
         assert rig.store(1) == [OK]
         assert rig.load(1) is OK

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from cache_svc.disk_directory import DiskDirectory
 from cache_svc.disk_header import decode_header, encode_header
 from cache_svc.disk_layout import DiskLayout, parsed
 from cache_svc.disk_tier import DiskTier
@@ -188,6 +189,38 @@ def test_a_second_cache_on_the_directory_is_refused(tmp_path: Path) -> None:
         process.kill()
         process.wait()
     DiskTier(directory, 1 << 20).close()
+
+
+@pytest.mark.parametrize("below", ["", "a/b"])
+def test_a_file_where_the_directory_should_be_is_refused(tmp_path: Path, below: str) -> None:
+    file = tmp_path / "file"
+    file.write_text("mine")
+    with pytest.raises(Conflict, match=r"must be a folder, .*file is not one") as caught:
+        DiskTier(file / below, 1 << 20)
+    assert (caught.value.field, caught.value.value) == ("ssd_dir", str(file / below))
+    assert file.read_text() == "mine"
+
+
+def test_a_link_is_no_directory_but_may_be_above_one(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "there")
+    with pytest.raises(Conflict, match=r"must be a folder, .*link is not one"):
+        DiskTier(tmp_path / "link", 1 << 20)
+    DiskTier(tmp_path / "link" / "ssd", 1 << 20).close()
+    assert (tmp_path / "there" / "ssd" / "lock").exists()
+
+
+def test_a_file_that_comes_later_is_an_error_of_that_time(tmp_path: Path) -> None:
+    directory = DiskDirectory(tmp_path / "ssd")
+    (tmp_path / "ssd" / "lock").unlink()
+    (tmp_path / "ssd").rmdir()
+    (tmp_path / "ssd").write_text("")
+    with pytest.raises(OSError, match="File exists") as caught:
+        directory.ensure()
+    assert caught.value.errno == errno.EEXIST
+    (tmp_path / "ssd").unlink()
+    directory.ensure()
+    directory.close()
 
 
 def test_without_direct_io_the_page_cache_is_used(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from typer.testing import CliRunner, Result
 from jitney import errors, models
 from jitney.cli import app
 from jitney.cli.common import EXIT_CODES, exit_code
+from jitney.cli.serve import ready_line
 from tests.support.default_model import default_model
 from tests.support.scripted_executor import IDS, PIECES, TEXT, Break, InThread, ScriptedExecutor
 
@@ -135,6 +138,12 @@ def test_nobody_there_is_one_line(words: list[str]) -> None:
     assert done.stderr == "jitney: no executor answers at 127.0.0.1:1 (Connection refused)\n"
 
 
+def test_a_name_that_nobody_has_is_one_line() -> None:
+    done = jitney("status", "-t", "no-such-host.invalid:1", "--patience", "0")
+    assert done.exit_code == 3
+    assert done.stderr.startswith("jitney: no executor answers at no-such-host.invalid:1 (") and "]" not in done.stderr
+
+
 def test_the_target_comes_from_the_environment_too(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JITNEY_TARGET", target)
     assert jitney("generate", "to be").stdout == TEXT + "\n"
@@ -204,6 +213,24 @@ def test_wrong_words_are_a_usage_error() -> None:
     assert jitney("serve", "--model", "no/such.gguf").stderr == "jitney: there is no file or folder no/such.gguf\n"
     assert jitney("no-such-command").exit_code == 2
     assert jitney("generate", "x", "--temperature", "hot").exit_code == 2
+    refused = jitney("generate", "x", "--choices", "100")
+    assert refused.exit_code == 2 and "--choices" in refused.stderr
+    ids = jitney("cache", "explain", "3, hi", "--ids", "-t", "127.0.0.1:1")
+    assert (ids.exit_code, ids.stderr) == (2, "jitney: --ids takes whole numbers, not 'hi'\n")
+
+
+def test_a_state_folder_that_is_a_file_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    words = ["serve", "--model", str(tmp_path), "--state-dir", str(tmp_path / "file")]
+    command = [sys.executable, "-c", "from jitney.cli import main; main()", *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert done.stderr.strip() == f"jitney: {tmp_path / 'file'} cannot be the folder of lock and log: File exists"
+
+
+def test_serve_says_where_the_commands_find_it() -> None:
+    assert ready_line("127.0.0.1:50051").startswith("ready: jitney generate, jitney chat and jitney status talk")
+    assert "jitney generate -t 127.0.0.1:51551, " in ready_line("127.0.0.1:51551")
 
 
 def test_every_kind_of_error_has_a_status() -> None:

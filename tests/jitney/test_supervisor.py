@@ -73,6 +73,21 @@ def test_a_folder_belongs_to_one(services: Supervisor) -> None:
     answer(services)
 
 
+@pytest.mark.parametrize("below", ["", "state"])
+def test_a_file_is_no_folder(tmp_path: Path, below: str) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(InvalidRequest, match=r"file.* cannot be the folder of lock and log") as caught:
+        Supervisor(ServeOptions(state_dir=tmp_path / "file" / below)).start()
+    assert (caught.value.field, caught.value.value) == ("state_dir", str(tmp_path / "file" / below))
+
+
+def test_an_ssd_that_is_a_file_does_not_start(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "ssd").touch()
+    arguments, ssd = (f"--model={model}", *FLAGS), f"--ssd-dir={tmp_path / 'ssd'}"
+    with pytest.raises(Away, match=r"must be a folder, .*ssd is not one"):
+        Supervisor(ServeOptions(state_dir=tmp_path, executor_args=arguments, cache_args=(ssd,))).start()
+
+
 def test_names_are_checked(services: Supervisor, tmp_path: Path) -> None:
     with pytest.raises(Missing, match="'scheduler-7'"):
         services.kill("scheduler-7")
