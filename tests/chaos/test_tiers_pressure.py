@@ -79,7 +79,13 @@ def crowd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Sessions, 
         yield sessions, asyncio.run(sessions.run(house.executor_target))
 
 
-@pytest.mark.parametrize(("cpu", "ssd"), [(96, 2048), (48, 0)], ids=["all-tiers", "evictions-while-loading"])
+@pytest.mark.parametrize(
+    ("cpu", "ssd"),
+    [
+        pytest.param(96, 2048, id="all-tiers", marks=pytest.mark.slow),
+        pytest.param(48, 0, id="evictions-while-loading"),
+    ],
+)
 def test_22_23_slow_copies_of_a_crowd(
     tmp_path: Path, crowd: tuple[Sessions, list[list[Tokens]]], cpu: int, ssd: int
 ) -> None:

@@ -8,6 +8,8 @@ import contextlib
 import signal
 from pathlib import Path
 
+import pytest
+
 from jitney.client import AsyncClient, Options
 from jitney.client.cache import AsyncCacheClient
 from jitney.service_process import ServiceProcess
@@ -82,6 +84,7 @@ def test_slots_of_a_stopped_executor_are_nobodys_until_it_is_gone(tmp_path: Path
             second.end(0.0)
 
 
+@pytest.mark.slow
 def test_an_executor_is_killed_beside_another_one(tmp_path: Path) -> None:
     """Two share the tiers below; what one was copying when it was killed is let go, and the other one has its hits."""
     flags = (*executor_flags(tmp_path, 32, slow=True), f"--shared-dir={tmp_path / 'shared'}", "--copy-mib-per-s=8")
