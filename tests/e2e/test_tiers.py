@@ -150,6 +150,7 @@ def test_17_another_salt_hits_nothing(warm: Supervisor, seeds: tuple[int, int]) 
         assert sum(cached(ask(client, ids, salt="a"))) >= LONG // 2
 
 
+@pytest.mark.slow
 def test_13_prompts_around_a_block_edge_in_every_tier(warm: Supervisor) -> None:
     with Client(warm.executor_target) as client:
         for blocks in (1, 2, 5):
@@ -270,6 +271,7 @@ def test_26_files_that_are_harmed_while_all_runs(tmp_path: Path) -> None:
         assert [ask(client, ids).token_ids for ids in prompts] == expected
 
 
+@pytest.mark.slow
 def test_27_the_ssd_never_passes_its_limit(tmp_path: Path) -> None:
     def used() -> int:
         return sum(path.stat().st_blocks * 512 for path in (tmp_path / "ssd").rglob("*") if path.is_file())
