@@ -123,7 +123,7 @@ class Below:
             blocks.append(block)
             slots.append(slot)
         self.table.pin(blocks)
-        self.stores.order(blocks, slots, urgent=True)
+        self.stores.order(blocks[::-1], slots[::-1], urgent=True)
         return pinned, len(blocks) + held
 
     def _to_ssd(self, request: RequestId, chain: Sequence[int], keys: Sequence[Key]) -> tuple[int, int]:

@@ -6,9 +6,12 @@ Three things make an order, the first before the others:
 2. What the SSD shall keep and the CPU tier does not have.
 3. Demotion: few device blocks are free, and those that are evicted next have no copy below.
 
-The blocks of a swap are pinned on the device until they are stored: somebody waits for them. Others are not: they may
-be evicted, and filled anew, while they are copied, so that a copy never keeps blocks from those who need them. A copy
-whose block has another handle when the executor answers is void.
+The blocks of a swap are pinned on the device until they are stored: somebody waits for them. They go in small orders,
+those at the end of the chain first, since a block comes free when none behind it is held. What a swap finds under way
+in an order of another kind makes that one urgent too; the executor is told again.
+
+Other blocks are not pinned: they may be evicted, and filled anew, while they are copied, so that a copy never keeps
+blocks from those who need them. A copy whose block has another handle when the executor answers is void.
 """
 
 from __future__ import annotations
@@ -28,7 +31,9 @@ from jitney.keys import Key
 from jitney.ticket_ops import StoreOrder
 
 ORDER_BLOCKS = 16
-"""Of one order at most: its blocks come free together."""
+"""Of one order at most."""
+URGENT_BLOCKS = 4
+"""Of an urgent one: its blocks come free together, and somebody waits for the first of them."""
 WANTED_PER_FLIGHT = 32
 """So many times as many blocks may wait to be ordered as may be in flight."""
 
@@ -71,9 +76,10 @@ class Stores:
 
     def order(self, blocks: Sequence[int], slots: Sequence[int], *, urgent: bool) -> None:
         """Has the executor copy device blocks into slots that were taken for them. Urgent ones are pinned already."""
-        for at in range(0, len(blocks), ORDER_BLOCKS):
-            chunk = [self.table.handle[block] for block in blocks[at : at + ORDER_BLOCKS]]
-            chosen = list(slots[at : at + ORDER_BLOCKS])
+        most = URGENT_BLOCKS if urgent else ORDER_BLOCKS
+        for at in range(0, len(blocks), most):
+            chunk = [self.table.handle[block] for block in blocks[at : at + most]]
+            chosen = list(slots[at : at + most])
             store = Store(self.tickets.number(), chunk, chosen, [urgent] * len(chunk), urgent)
             self.tickets.open[store.ticket] = store
             for index, slot in enumerate(chosen):
@@ -105,6 +111,9 @@ class Stores:
         if not store.pinned[at]:
             store.pinned[at] = True
             self.table.pin((block,))
+        if not store.urgent:
+            store.urgent = True
+            self.tickets.events.append(self.again(store))
         return True
 
     def done(self, store: Store, checksums: Sequence[int]) -> None:

@@ -1,21 +1,21 @@
 """Copies between the device pool and the CPU tier's segments, on a thread of their own: CopyPort for a pool in memory.
 
-Loads go before urgent stores, these before demotions. Each block is copied and hashed while it is in the processor's
-cache; a load's hash must be the one that its store gave, and the slot's generation still the ticket's when the copy has
-ended. An optional limit on bytes per second spares a machine that needs its memory bandwidth for steps.
+Loads go before urgent stores, these before demotions; a job is copied in pieces, between which one that goes before it
+gets its turn. Each block is copied and hashed while it is in the processor's cache; a load's hash must be the one that
+its store gave, and the slot's generation still the ticket's when the copy has ended. An optional limit on bytes per
+second spares a machine that needs its memory bandwidth for steps.
 """
 
 from __future__ import annotations
 
 import heapq
-import itertools
 import mmap
 import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -29,7 +29,9 @@ from jitney.ticket_ops import Slot, slot_generation, slot_id
 Bytes = NDArray[np.uint8]
 _LOAD, _URGENT, _DEMOTION = range(3)
 _KEEP = 0.9
-"""Of a measured rate, with each new copy."""
+"""Of a measured rate, with each new piece."""
+PIECE_BYTES = 1 << 20
+"""Copied at a time, but a block at least."""
 
 
 class SlotFiles:
@@ -57,11 +59,33 @@ class SlotFiles:
 
 
 @dataclass(slots=True)
+class _Job:
+    """Copies from rows to target rows. `expected`: the checksums of a load, one each; `found`: those so far."""
+
+    rank: int
+    number: int
+    files: SlotFiles
+    rows: list[int]
+    target_rows: list[int]
+    slots: Sequence[Slot]
+    expected: Sequence[int] = ()
+    found: list[int] = field(default_factory=list)
+    over: bool = False
+
+    def __lt__(self, other: _Job) -> bool:
+        return (self.rank, self.number) < (other.rank, other.number)
+
+    @property
+    def left(self) -> int:
+        """Blocks that are not copied."""
+        return 0 if self.over else len(self.rows) - len(self.found)
+
+
+@dataclass(slots=True)
 class _Meter:
-    """A measured rate and what waits for it."""
+    """A measured rate."""
 
     bytes_per_s: float = 0.0
-    waiting: int = 0  # bytes
 
     def add(self, size: int, seconds: float) -> None:
         rate = size / max(seconds, 1e-9)
@@ -81,8 +105,9 @@ class MemoryCopies:
         self._clock = clock
         self._limit = bytes_per_s
         self._files = SlotFiles((), self._block_bytes)
-        self._jobs: list[tuple[int, int, Callable[[], StoreCopied | LoadCopied]]] = []
-        self._order = itertools.count()
+        self._piece = max(1, PIECE_BYTES // self._block_bytes)
+        self._jobs: list[_Job] = []  # a heap; the one that is being copied is not in it
+        self._current: _Job | None = None
         self._more = threading.Condition()
         self._done: deque[StoreCopied | LoadCopied] = deque()
         self._out, self._in = _Meter(), _Meter()
@@ -96,15 +121,21 @@ class MemoryCopies:
 
     def store(self, job: int, blocks: Sequence[Block], slots: Sequence[Slot], *, urgent: bool) -> None:
         """See CopyPort."""
-        files = self._files
-        self._put(
-            _URGENT if urgent else _DEMOTION, self._out, len(blocks), lambda: self._store(job, files, blocks, slots)
-        )
+        rows, target_rows = [block_id(block) for block in blocks], [slot_id(slot) for slot in slots]
+        self._put(_Job(_URGENT if urgent else _DEMOTION, job, self._files, rows, target_rows, slots))
+
+    def hurry(self, job: int) -> None:
+        """See CopyPort."""
+        with self._more:
+            for each in self._open():
+                if each.number == job and each.rank == _DEMOTION:
+                    each.rank = _URGENT
+            heapq.heapify(self._jobs)
 
     def load(self, job: int, blocks: Sequence[Block], slots: Sequence[Slot], checksums: Sequence[int]) -> None:
         """See CopyPort."""
-        files = self._files
-        self._put(_LOAD, self._in, len(blocks), lambda: self._load(job, files, blocks, slots, checksums))
+        rows, target_rows = [slot_id(slot) for slot in slots], [block_id(block) for block in blocks]
+        self._put(_Job(_LOAD, job, self._files, rows, target_rows, slots, checksums))
 
     def poll(self) -> StoreCopied | LoadCopied | None:
         """See CopyPort."""
@@ -112,9 +143,13 @@ class MemoryCopies:
 
     def rates(self) -> CopyRates:
         """See CopyPort."""
-        inward = self._in.bytes_per_s or self._out.bytes_per_s
-        queue_us = int(self._in.waiting / inward * 1e6) if inward else 0
-        return CopyRates(int(self._out.bytes_per_s or inward), int(inward), queue_us)
+        inward, out = self._in.bytes_per_s or self._out.bytes_per_s, self._out.bytes_per_s or self._in.bytes_per_s
+        if not out:
+            return CopyRates()
+        with self._more:
+            loads, urgent = (sum(job.left for job in self._open() if job.rank == rank) for rank in (_LOAD, _URGENT))
+        queue_us = int(loads * self._block_bytes / inward * 1e6)
+        return CopyRates(int(out), int(inward), queue_us, queue_us + int(urgent * self._block_bytes / out * 1e6))
 
     def close(self) -> None:
         """Ends the thread; jobs that have not begun are dropped."""
@@ -123,22 +158,12 @@ class MemoryCopies:
             self._more.notify()
         self._thread.join()
 
-    def _put(self, rank: int, meter: _Meter, blocks: int, run: Callable[[], StoreCopied | LoadCopied]) -> None:
-        size = blocks * self._block_bytes
+    def _open(self) -> list[_Job]:
+        return self._jobs if self._current is None else [self._current, *self._jobs]
 
-        def measured() -> StoreCopied | LoadCopied:
-            began = time.perf_counter()
-            result = run()
-            if self._limit:
-                time.sleep(max(0.0, size / self._limit - (time.perf_counter() - began)))
-            with self._more:
-                meter.add(size, time.perf_counter() - began)
-                meter.waiting -= size
-            return result
-
+    def _put(self, job: _Job) -> None:
         with self._more:
-            meter.waiting += size
-            heapq.heappush(self._jobs, (rank, next(self._order), measured))
+            heapq.heappush(self._jobs, job)
             self._more.notify()
 
     def _work(self) -> None:
@@ -148,23 +173,39 @@ class MemoryCopies:
                     self._more.wait()
                 if self._closed:
                     return
-                _, _, run = heapq.heappop(self._jobs)
-            self._done.append(run())
-            del run  # with the segments that it copied from or to, which may be those of a cache that is gone
-            self._clock.ring()
+                self._current = job = heapq.heappop(self._jobs)
+            found, good = self._copy_piece(job)
+            with self._more:
+                self._current = None
+                job.found += found
+                job.over = not good or len(job.found) == len(job.rows)
+                if not job.over:
+                    heapq.heappush(self._jobs, job)
+            if job.over:
+                self._done.append(_ended(job))
+                self._clock.ring()
+            del job  # with its segments, which may be those of a cache that is gone
 
-    def _store(self, job: int, files: SlotFiles, blocks: Sequence[Block], slots: Sequence[Slot]) -> StoreCopied:
-        rows, target_rows = [block_id(block) for block in blocks], [slot_id(slot) for slot in slots]
-        return StoreCopied(job, self._copier.copy(self._pool, rows, files.rows, target_rows))
+    def _copy_piece(self, job: _Job) -> tuple[list[int], bool]:
+        """The next blocks: their checksums, of a load up to the first bad one; and whether there was none."""
+        first = len(job.found)
+        rows, target_rows = job.rows[first : first + self._piece], job.target_rows[first : first + self._piece]
+        load = job.rank == _LOAD
+        source, target = (job.files.rows, self._pool) if load else (self._pool, job.files.rows)
+        began = time.perf_counter()
+        found = self._copier.copy(source, rows, target, target_rows)
+        size = len(rows) * self._block_bytes
+        if self._limit:
+            time.sleep(max(0.0, size / self._limit - (time.perf_counter() - began)))
+        (self._in if load else self._out).add(size, time.perf_counter() - began)
+        if load:
+            for at, checksum in enumerate(found, first):
+                if checksum != job.expected[at] or not job.files.current(job.slots[at]):
+                    return found[: at - first], False
+        return found, True
 
-    def _load(
-        self, job: int, files: SlotFiles, blocks: Sequence[Block], slots: Sequence[Slot], checksums: Sequence[int]
-    ) -> LoadCopied:
-        rows, target_rows = [slot_id(slot) for slot in slots], [block_id(block) for block in blocks]
-        found = self._copier.copy(files.rows, rows, self._pool, target_rows)
-        good = 0
-        for slot, checksum, copied in zip(slots, checksums, found, strict=True):
-            if copied != checksum or not files.current(slot):
-                break
-            good += 1
-        return LoadCopied(job, len(blocks), good)
+
+def _ended(job: _Job) -> StoreCopied | LoadCopied:
+    if job.rank == _LOAD:
+        return LoadCopied(job.number, len(job.rows), len(job.found))
+    return StoreCopied(job.number, job.found)

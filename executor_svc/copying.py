@@ -1,6 +1,7 @@
 """Copies between the device and the CPU tier: what the cache ordered or offered, and what became of it.
 
-Stores are copied as they are ordered: their blocks are sealed, nobody writes them. A load writes blocks that a step in
+Stores are copied as they are ordered: their blocks are sealed, nobody writes them. An order that comes again as an
+urgent one goes before others from then on. A load writes blocks that a step in
 flight may still read for whoever had them before: it starts once the step that was in flight when they were bound has
 ended. A row runs no token until its load has ended; what it then has in whole blocks is sealed with the next batch, as
 if it had computed it, and what did not come or was bad is computed.
@@ -32,7 +33,7 @@ class Copying:
         self._copies = copies
         self._loads: dict[Ticket, tuple[LiveRequest, Load]] = {}
         self._void: list[tuple[LiveRequest, Load]] = []  # of a cache that is gone
-        self._stores: dict[Ticket, StoreOrder] = {}
+        self._stores: dict[Ticket, int] = {}  # the job of each
         self._jobs: dict[int, StoreOrder | Load] = {}
         self._early: dict[Ticket, list[TicketEvent]] = {}  # came before the answer that names the request
         self._answered: dict[Ticket, TicketCall] = {}
@@ -99,8 +100,10 @@ class Copying:
             self._cache.tell(self._answered[ticket])  # it was said on a stream that broke
         elif isinstance(event, StoreOrder):
             if ticket not in self._stores:
-                self._stores[ticket] = event
-                self._copies.store(self._job(event), event.blocks, event.slots, urgent=event.urgent)
+                self._stores[ticket] = self._job(event)
+                self._copies.store(self._last_job, event.blocks, event.slots, urgent=event.urgent)
+            elif event.urgent:
+                self._copies.hurry(self._stores[ticket])
         elif ticket in self._loads:
             load = self._loads[ticket][1]
             if isinstance(event, TicketLost):
@@ -127,7 +130,7 @@ class Copying:
             what.copied(copied.blocks, copied.good)
         else:
             assert isinstance(what, StoreOrder)
-            if self._stores.get(what.ticket) is what:
+            if self._stores.get(what.ticket) == copied.job:
                 del self._stores[what.ticket]
                 self._blocks.mark_stored(what.blocks)
                 self._answer(what.ticket, StoreDone(what.ticket, copied.checksums))

@@ -21,6 +21,10 @@ class NoCopies:
         """ValueError."""
         raise ValueError(f"job {job}: there is no CPU tier to store {len(blocks)} blocks in")
 
+    def hurry(self, job: int) -> None:
+        """ValueError."""
+        raise ValueError(f"job {job}: there are no stores")
+
     def load(self, job: int, blocks: Sequence[Block], slots: Sequence[Slot], checksums: Sequence[int]) -> None:
         """ValueError."""
         raise ValueError(f"job {job}: there is no CPU tier to load {len(blocks)} blocks from")

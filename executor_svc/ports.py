@@ -128,7 +128,10 @@ class CopyPort(Protocol):
         """The CPU tier of a cache that was opened; jobs of an earlier one still end."""
 
     def store(self, job: int, blocks: Sequence[Block], slots: Sequence[Slot], *, urgent: bool) -> None:
-        """Copies blocks into slots; returns at once."""
+        """Copies blocks into slots; returns at once. Urgent ones go before all that are not."""
+
+    def hurry(self, job: int) -> None:
+        """A store that was not urgent is, if it has not ended."""
 
     def load(self, job: int, blocks: Sequence[Block], slots: Sequence[Slot], checksums: Sequence[int]) -> None:
         """Copies slots into blocks, and verifies checksum and generation; returns at once. Goes before stores."""
@@ -142,11 +145,13 @@ class CopyPort(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CopyRates:
-    """Measured, 0 unknown; `queue_us`: until a load that is asked for now would begin."""
+    """Measured, 0 unknown; `queue_us`: until a load that is asked for now would begin, `out_queue_us`: an urgent
+    store."""
 
     to_host_bytes_per_s: int = 0
     to_device_bytes_per_s: int = 0
     queue_us: int = 0
+    out_queue_us: int = 0
 
 
 class Hasher(Protocol):

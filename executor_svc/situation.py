@@ -202,7 +202,7 @@ class Situation:
             ssd_read_bytes_per_s=read,
         )
         queue_us = lower.ssd.queue_blocks * rates.block_bytes * 1_000_000 // read if read else 0
-        cpu = TierRoom(lower.cpu.free_blocks, lower.cpu.pin_blocks, copies.queue_us)
+        cpu = TierRoom(lower.cpu.free_blocks, lower.cpu.pin_blocks, copies.queue_us, copies.out_queue_us)
         return rates, cpu, TierRoom(lower.ssd.free_blocks, lower.ssd.pin_blocks, queue_us)
 
     def _rows(self) -> tuple[I64, I64]:

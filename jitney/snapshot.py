@@ -105,11 +105,12 @@ class Blocks:
 
 @dataclass(frozen=True, slots=True)
 class TierRoom:
-    """Room in a lower tier; zero where there is no such tier."""
+    """Room in a lower tier, zero where there is no such tier; the waits of a load, and of the CPU tier of a swap."""
 
     free_blocks: int = 0
     pin_blocks: int = 0
     queue_us: int = 0
+    out_queue_us: int = 0
 
 
 @dataclass(frozen=True, slots=True)

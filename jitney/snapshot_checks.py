@@ -89,7 +89,7 @@ def _check_scalars(snapshot: Snapshot) -> None:
     if accounted > blocks.total:
         _refuse("blocks.total", f"at least free + evictable + granted = {accounted}", blocks.total)
     for tier, room in (("cpu", snapshot.cpu), ("ssd", snapshot.ssd)):
-        for name in ("free_blocks", "pin_blocks", "queue_us"):
+        for name in ("free_blocks", "pin_blocks", "queue_us", "out_queue_us"):
             _at_least(f"{tier}.{name}", getattr(room, name), 0)
     for name in type(rates).__slots__:
         _at_least(f"rates.{name}", getattr(rates, name), 0)

@@ -110,7 +110,6 @@ def board(
     *,
     closed: bool,
     displacement: Displacement | None = None,
-    worth_percent: int = 100,
 ) -> Boarding:
     """Boards waiting requests in `order` and takes what they need from `budget`. `rows` are those that stay; some of
     them leave all the same, if a `displacement` finds that they should.
@@ -123,7 +122,7 @@ def board(
     first = order[: max(budget.rows, 0) + 1 + more]
     lists = (a[first].tolist() for a in (table.id, table.tokens, table.new_tokens, table.preemptions))
     hits = HitsOf(snapshot, rows.id)
-    spare, costs = max(rows.count - reserve.growing, 0), LoadCosts.of(snapshot, worth_percent)
+    spare, costs = max(rows.count - reserve.growing, 0), LoadCosts.of(snapshot)
     at_once = rows_at_once(rows)
     for place, (row, id_, tokens, new, times) in enumerate(zip(first.tolist(), *lists, strict=True)):
         hit = hits[id_]

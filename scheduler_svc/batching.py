@@ -52,20 +52,10 @@ class Batch:
         *,
         closed: bool,
         displacement: Displacement,
-        worth_percent: int,
     ) -> Boarding:
         """`admission.board`, or the whole of a new batch, or nobody."""
         if not self.static:
-            return board(
-                snapshot,
-                order,
-                rows,
-                budget,
-                reserve,
-                closed=closed,
-                displacement=displacement,
-                worth_percent=worth_percent,
-            )
+            return board(snapshot, order, rows, budget, reserve, closed=closed, displacement=displacement)
         if not self.open:
             held = rows.count + snapshot.ending.rows
             return Boarding(wait=Wait(int(order[0]), WaitReason.BATCH, held, 0)) if len(order) else Boarding()

@@ -11,10 +11,11 @@ These are the times that decisions tell. They are compared by whom they keep wai
 make the step longer for every row of it, a copy out keeps waiting the rows that need the blocks, and a copy in only the
 row itself.
 
-    recompute is dearer if  recompute * rows  >  copy out * rows that need a block + copy in
+    recompute is dearer if  recompute * rows  >  time that rows wait for blocks that are copied out + copy in
 
-Rows that need one before the copy out has ended count from then on: of rows that decode, one in as many steps as a
-block has tokens needs one in each.
+What need not be stored, the last block at least, is free at once; the others come free one by one while they are copied
+out. Rows that decode want one each in as many steps as a block has tokens: where copies keep up with that, nobody waits
+but those that want more at once than is free.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ MAX_BLOCK_NS = 1 << 30
 MAX_CONTEXT_PS = 1_000_000
 MAX_TOKENS = 1 << 24
 MAX_LOST_US = 1 << 31
-MAX_ROWS = 1 << 16
+MAX_ROWS = 1 << 15
 """The same for the time per context token, a row's tokens, and what is lost by rows together."""
 
 
@@ -56,8 +57,8 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """Who waits for blocks that are copied away: `now` at once, and of `rows` one after the other, all of them within
-    `all_us`."""
+    """Who waits for blocks that are copied away: `now` rows at once, and of `rows` one after the other, all of them
+    within `all_us`."""
 
     now: int
     rows: int
@@ -70,12 +71,15 @@ class Need:
         step_us = model.ns(decodes, decodes, int(rows.planned[rows.decodes].sum())) // 1000
         return cls(starving, decodes if step_us else 0, max(min(step_us, MAX_LOST_US) * rows.block_tokens, 1))
 
-    def lost_us(self, out_us: I64) -> I64:
-        """By all of them together, while a copy takes `out_us` [R]."""
+    def lost_us(self, out_us: I64, at_once: I64, blocks: I64) -> I64:
+        """By all of them together: `at_once` [R] blocks are free, `blocks` [R] more one by one within `out_us` [R]."""
         time_us = np.minimum(out_us, MAX_LOST_US)
-        first_us = np.minimum(time_us, self.all_us)
-        later_us = first_us * first_us // (2 * self.all_us) + time_us - first_us
-        return _lost(time_us, self.now) + _lost(later_us, self.rows)
+        first = np.maximum(self.now - at_once, 0)
+        last = self.now + self.rows * time_us // self.all_us - at_once - blocks
+        first, last = np.minimum(first, MAX_ROWS), np.minimum(last, MAX_ROWS)
+        served_us = first * (first + 1) * (time_us // np.maximum(2 * (first - last), 1))
+        lost: I64 = np.where(last < 0, served_us, (first + np.maximum(last, 0)) * time_us // 2)
+        return lost
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,43 +88,48 @@ class Costs:
 
     recompute: Cost
     moves: tuple[tuple[PreemptionMode, Cost], ...]
+    private: I64  # [R] blocks that come free
     store: I64  # [R] blocks to be stored
     pin: I64  # [R] blocks to be brought back
     out_ns: int  # to store a block
-    starving: int  # rows that wait for the blocks
-    worth_percent: int  # a move may cost so much of a recompute
     room: dict[PreemptionMode, list[int]]
 
     @classmethod
-    def of(cls, snapshot: Snapshot, rows: RunningRows, *, worth_percent: int = 100, starving: int = 1) -> Costs:
+    def of(cls, snapshot: Snapshot, rows: RunningRows, *, starving: int = 1) -> Costs:
         """By the rates measured and the room that the tiers have."""
         rates, cpu, ssd = snapshot.rates, snapshot.cpu, snapshot.ssd
         full = np.minimum(rows.planned // rows.block_tokens, rows.held)
         pin = np.maximum(full - rows.shared, 0)
         store = np.maximum(pin - rows.lower, 0)
-        leaving_us = snapshot.blocks.leaving * out_ns(rates) // 1000
+        leaving_us = max(snapshot.blocks.leaving * out_ns(rates) // 1000, cpu.out_queue_us)
         shared = rows.shared * rows.block_tokens
         recompute_us = compute_us(snapshot, shared, shared + lost_tokens(rows))
-        need = Need.of(snapshot, rows, starving)
+        need, kept = Need.of(snapshot, rows, starving), _kept(store, pin)
+        moves = tuple(
+            (mode, _move(store, pin, rows.private - kept, rates, room, leaving_us, queue_us, need, ssd=on_ssd))
+            for mode, room, queue_us, on_ssd in (
+                (PreemptionMode.SWAP_CPU, cpu, cpu.queue_us, False),
+                (PreemptionMode.SWAP_SSD, ssd, cpu.queue_us + ssd.queue_us, True),
+            )
+        )
         return cls(
             Cost(recompute_us, _lost(recompute_us, rows_at_once(rows))),
-            (
-                (PreemptionMode.SWAP_CPU, _move(store, pin, rates, cpu, leaving_us, cpu.queue_us, need)),
-                (
-                    PreemptionMode.SWAP_SSD,
-                    _move(store, pin, rates, ssd, leaving_us, cpu.queue_us + ssd.queue_us, need, ssd=True),
-                ),
-            ),
+            moves,
+            rows.private,
             store,
             pin,
             out_ns(rates),
-            starving,
-            worth_percent,
             {
                 PreemptionMode.SWAP_CPU: [cpu.free_blocks, cpu.pin_blocks],
                 PreemptionMode.SWAP_SSD: [ssd.free_blocks, ssd.pin_blocks],
             },
         )
+
+    def freed(self, victims: I64, modes: I64) -> I64:
+        """Blocks [V] that are free as soon as the victims have left."""
+        kept = np.where(modes == PreemptionMode.RECOMPUTE, 0, _kept(self.store[victims], self.pin[victims]))
+        freed: I64 = self.private[victims] - kept
+        return freed
 
     @property
     def least_us(self) -> I64:
@@ -144,13 +153,13 @@ class Costs:
         for victim in victims.tolist():
             store, pin = int(self.store[victim]), int(self.pin[victim])
             options = [
-                (int(cost.lost_us[victim]) + wait_us * self.starving, int(cost.us[victim]) + wait_us, mode)
+                (int(cost.lost_us[victim]), int(cost.us[victim]) + wait_us, mode)
                 for mode, cost in self.moves
                 if cost.us[victim] >= 0 and self.room[mode][0] >= store and self.room[mode][1] >= pin
             ]
             lost, move, mode = min(options, default=(0, -1, PreemptionMode.RECOMPUTE))
             moves.append(move)
-            if lost * 100 >= int(self.recompute.lost_us[victim]) * self.worth_percent:
+            if lost >= int(self.recompute.lost_us[victim]):
                 mode = PreemptionMode.RECOMPUTE
             if mode is not PreemptionMode.RECOMPUTE:
                 self.room[mode][0] -= store
@@ -184,9 +193,16 @@ def out_ns(rates: Rates) -> int:
     return min(rates.block_bytes * 1_000_000_000 // out, MAX_BLOCK_NS) if out else 0
 
 
+def _kept(store: I64, pin: I64) -> I64:
+    """Blocks [R] that are not free before copies have ended: one that is stored keeps those before it."""
+    kept: I64 = np.where(store > 0, pin, 0)
+    return kept
+
+
 def _move(
     store: I64,
     pin: I64,
+    at_once: I64,
     rates: Rates,
     room: TierRoom,
     leaving_us: int,
@@ -209,7 +225,7 @@ def _move(
         for blocks, speeds, wait_us in ((store, out_rates, leaving_us), (pin, in_rates, queue_us))
     )
     fits = (store <= room.free_blocks) & (pin <= room.pin_blocks)
-    lost_us = need.lost_us(out_us) + _lost(in_us, 1)
+    lost_us = need.lost_us(out_us, at_once, _kept(store, pin)) + _lost(in_us, 1)
     return Cost(np.where(fits, out_us + in_us, -1), np.where(fits, lost_us, -1))
 
 

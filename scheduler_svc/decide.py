@@ -40,7 +40,6 @@ from scheduler_svc.lengths import with_lengths
 from scheduler_svc.lookahead import ends_within, prefetches, soon_free, substitute_columns, substitutes
 from scheduler_svc.memory import Memory
 from scheduler_svc.ordering import running_order
-from scheduler_svc.outcomes import SECTION, VERSION, Outcomes
 from scheduler_svc.policies import BUILT_IN, PolicyBook
 from scheduler_svc.policies.base import Ranking
 from scheduler_svc.preemption import Relief, coast_order, relieve
@@ -88,8 +87,6 @@ def plan(snapshot: Snapshot, policies: PolicyBook = BUILT_IN) -> Plan:
     snapshot = with_lengths(snapshot, memory, wanted=policy.reads_lengths)
     ranking = policy.rank(snapshot, memory.get(policy.name, policy.memory_version))
     memory.put(policy.name, policy.memory_version, ranking.memory)
-    outcomes, told = Outcomes.of(snapshot, memory.get(SECTION, VERSION)), snapshot
-    snapshot = outcomes.corrected(snapshot)
     rows, batch = plan_rows(snapshot, *running_order(snapshot, ranking)), Batch.of(snapshot)
     budget = Budget.of(snapshot, step_size(snapshot, rows), len(batch.padding))
     refusals, among = refuse(snapshot, ranking.refusals)
@@ -97,7 +94,7 @@ def plan(snapshot: Snapshot, policies: PolicyBook = BUILT_IN) -> Plan:
 
     tokens = deal(rows, settings.max_rows, budget.tokens, settings.chunk_cap_tokens, others_wait=waiting > 0)
     budget.coming += soon_free(rows, tokens)
-    relief = relieve(snapshot, rows, tokens, budget, worth_percent=outcomes.swap_percent)
+    relief = relieve(snapshot, rows, tokens, budget)
     tokens, growth = relief.tokens, rows.growth_of(relief.tokens)
     horizon = horizon_of(snapshot, rows, tokens, budget.blocks + relief.freed)
     stays = np.ones(rows.count, np.bool_)
@@ -110,17 +107,8 @@ def plan(snapshot: Snapshot, policies: PolicyBook = BUILT_IN) -> Plan:
     reserve = reserve_for(snapshot, remaining, tokens[stays], (horizon.growth - growth)[stays])
     order = line(snapshot, ranking, max(budget.rows, 0) + 1 + MAX_CANDIDATES, among, quotas)
     closed = len(relief.victims) > 0 or bool(np.count_nonzero(relief.starved))
-    displacement = Displacement.of(snapshot, ranking, rows, relief, budget, worth_percent=outcomes.swap_percent)
-    boarding = batch.board(
-        snapshot,
-        order,
-        remaining,
-        budget,
-        reserve,
-        closed=closed,
-        displacement=displacement,
-        worth_percent=outcomes.load_percent,
-    )
+    displacement = Displacement.of(snapshot, ranking, rows, relief, budget)
+    boarding = batch.board(snapshot, order, remaining, budget, reserve, closed=closed, displacement=displacement)
     relief = displacement.told(relief)
     tokens, stays[relief.victims] = relief.tokens, False
     ran = int(tokens.sum())
@@ -131,8 +119,6 @@ def plan(snapshot: Snapshot, policies: PolicyBook = BUILT_IN) -> Plan:
     if boarding.lacks_rows:
         ends = ends_within(rows, tokens, horizon)
         standby = substitutes(snapshot, order, remaining, boarding, budget, reserve, ends)
-    outcomes.begin(told, rows, relief, boarding)
-    memory.put(SECTION, VERSION, outcomes.write())
     left = waiting - len(boarding.rows) - len(refusals)
     return Plan(
         ranking=ranking,

@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from jitney.columns import I64
-from jitney.decision import PreemptionMode
 from jitney.snapshot import MAX_CANDIDATES, Snapshot
 from scheduler_svc.budget import Budget, blocks_of
 from scheduler_svc.costs import Costs, cover_by_class
@@ -44,7 +43,6 @@ class Displacement:
     short_class: int | None  # lowest class of the rows that went short of blocks in this step
     coming: int  # blocks that are free as soon as launched steps and copies have ended
     slack: int  # rows that the step could hold beyond those that its target allows
-    worth_percent: int  # a move may cost so much of a recompute
     victims: list[int] = field(default_factory=list)
     modes: list[int] = field(default_factory=list)
     move_us: list[int] = field(default_factory=list)
@@ -53,14 +51,7 @@ class Displacement:
 
     @classmethod
     def of(
-        cls,
-        snapshot: Snapshot,
-        ranking: Ranking,
-        rows: RunningRows,
-        relief: Relief,
-        budget: Budget,
-        *,
-        worth_percent: int,
+        cls, snapshot: Snapshot, ranking: Ranking, rows: RunningRows, relief: Relief, budget: Budget
     ) -> Displacement:
         """With the victims of `relief` gone already, which `budget` knows."""
         free = movable(rows)
@@ -70,13 +61,13 @@ class Displacement:
         least = int(rows.rank_class[short].min()) if np.count_nonzero(short) else None
         coming = snapshot.blocks.leaving + int(snapshot.ending.held_blocks.sum(dtype=np.int64))
         slack = snapshot.settings.max_rows - rows.count + len(relief.victims) - budget.rows
-        return cls(snapshot, ranking, rows, relief.tokens.copy(), free, least, coming, slack, worth_percent)
+        return cls(snapshot, ranking, rows, relief.tokens.copy(), free, least, coming, slack)
 
     @property
     def costs(self) -> Costs:
         """Reckoned when somebody might leave."""
         if self._costs is None:
-            self._costs = Costs.of(self.snapshot, self.rows, worth_percent=self.worth_percent)
+            self._costs = Costs.of(self.snapshot, self.rows)
         return self._costs
 
     @property
@@ -161,12 +152,11 @@ class Displacement:
         if budget.tokens + int(self.tokens[chosen].sum()) <= 0:
             return False
         modes, moves = self.costs.settle(chosen)
-        at_once = modes == PreemptionMode.RECOMPUTE
-        private = self.rows.private[chosen]
+        at_once = self.costs.freed(chosen, modes)
         budget.rows = max(budget.rows + len(chosen), 1)
         budget.tokens += int(self.tokens[chosen].sum())
-        budget.blocks += int(self.rows.growth_of(self.tokens)[chosen].sum()) + int(private[at_once].sum())
-        self.coming += int(private[~at_once].sum())
+        budget.blocks += int(self.rows.growth_of(self.tokens)[chosen].sum()) + int(at_once.sum())
+        self.coming += int((self.rows.private[chosen] - at_once).sum())
         self.tokens[chosen] = 0
         self.free[chosen] = False
         self.victims += chosen.tolist()

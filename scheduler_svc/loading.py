@@ -51,10 +51,9 @@ class LoadCosts:
     read_ns: int
     copy_wait_us: int
     read_wait_us: int
-    worth_percent: int  # a load may take so much of the time of a computation
 
     @classmethod
-    def of(cls, snapshot: Snapshot, worth_percent: int = 100) -> LoadCosts:
+    def of(cls, snapshot: Snapshot) -> LoadCosts:
         """By the rates measured."""
         rates = snapshot.rates
         return cls(
@@ -63,7 +62,6 @@ class LoadCosts:
             read_ns=_block_ns(rates.block_bytes, rates.ssd_read_bytes_per_s or ASSUMED_READ_BYTES_PER_S),
             copy_wait_us=snapshot.cpu.queue_us,
             read_wait_us=snapshot.ssd.queue_us,
-            worth_percent=worth_percent,
         )
 
     def best(self, device: int, cpu: int, ssd: int, rows: int = 1) -> Load:
@@ -75,8 +73,7 @@ class LoadCosts:
             parts.append((found, ssd))
         loads = [Load(n, read, found, self.load_us(n, read), self.compute_us(device, n)) for n, read in parts]
         best = max(loads, key=lambda load: load.compute_us * rows - load.load_us, default=Load(found=found))
-        pays = best.load_us * 100 < best.compute_us * rows * self.worth_percent
-        return best if pays else best._replace(blocks=0, ssd=0)
+        return best if best.load_us < best.compute_us * rows else best._replace(blocks=0, ssd=0)
 
     def unseen(self, blocks: int) -> Load:
         """Of a request that was not looked up: all that there is of its `blocks`, wherever it is, if that pays for each

@@ -1,7 +1,8 @@
 """Which rows give way when running rows need more blocks than there are.
 
 A victim's blocks come back later, by the cheaper of two ways (see costs). A recompute victim's blocks are free at
-once; those of a swap victim are leaving, so the row that needs one sits out until they have gone.
+once; of a swap victim's only those that need not be stored, its last one among them. The others are leaving, one after
+the other: a row that needs one of them sits out until it has gone.
 
 Rows of the policy's highest class leave first, and of these the cheapest that free enough. Never a victim: the first
 row of the policy's order, a row that waits for a prefix or computes one that another waits for, a row with a load in
@@ -42,9 +43,8 @@ class Relief:
     freed: int = 0  # blocks, at once
 
 
-def relieve(snapshot: Snapshot, rows: RunningRows, tokens: I64, budget: Budget, *, worth_percent: int = 100) -> Relief:
-    """Lets rows with `tokens` [R] have the blocks they need, in order, with victims if the blocks run out. A victim is
-    moved if that costs less than `worth_percent` of a recompute.
+def relieve(snapshot: Snapshot, rows: RunningRows, tokens: I64, budget: Budget) -> Relief:
+    """Lets rows with `tokens` [R] have the blocks they need, in order, with victims if the blocks run out.
 
     Blocks that come free with launched steps and copies are waited for: one step costs less than a recompute.
     """
@@ -52,19 +52,19 @@ def relieve(snapshot: Snapshot, rows: RunningRows, tokens: I64, budget: Budget, 
     short = int(growth.sum()) - budget.blocks
     if short <= 0:
         return Relief(tokens, np.zeros(rows.count, np.bool_))
-    costs = Costs.of(snapshot, rows, worth_percent=worth_percent, starving=short)
+    costs = Costs.of(snapshot, rows, starving=short)
     stuck = (growth > 0) & (rows.held >= snapshot.blocks.total) & (snapshot.blocks.total > 0)
     if stuck.any():
-        return _serve(rows, tokens, _recomputed(costs, np.flatnonzero(stuck)), budget)
+        return _serve(rows, tokens, _recomputed(costs, np.flatnonzero(stuck)), costs, budget)
     allowed = may_leave(rows) & (rows.private > 0)
     victims = cover_by_class(
         costs.least_lost_us, rows.private + growth, allowed, short - budget.coming, rows.rank_class
     )
-    relief = _serve(rows, tokens, _settled(costs, victims), budget)
+    relief = _serve(rows, tokens, _settled(costs, victims), costs, budget)
     coming = budget.coming or rows.loading.any() or (relief.modes != PreemptionMode.RECOMPUTE).any()
     if relief.tokens.any() or coming or not relief.starved.any():
         return relief
-    return _serve(rows, tokens, _recomputed(costs, _forced(rows, relief)), budget)
+    return _serve(rows, tokens, _recomputed(costs, _forced(rows, relief)), costs, budget)
 
 
 def may_leave(rows: RunningRows) -> Flags:
@@ -116,12 +116,11 @@ def _forced(rows: RunningRows, relief: Relief) -> I64:
     return np.array(chosen, np.int64)
 
 
-def _serve(rows: RunningRows, tokens: I64, relief: Relief, budget: Budget) -> Relief:
+def _serve(rows: RunningRows, tokens: I64, relief: Relief, costs: Costs, budget: Budget) -> Relief:
     """Deals the blocks to the rows that stay, in order."""
     stays = np.ones(rows.count, np.bool_)
     stays[relief.victims] = False
-    at_once = relief.victims[relief.modes == PreemptionMode.RECOMPUTE]
-    freed = int(rows.private[at_once].sum())
+    freed = int(costs.freed(relief.victims, relief.modes).sum())
     growth = np.where(stays, rows.growth_of(tokens), 0)
     fits = (growth == 0) | (np.cumsum(growth) <= budget.blocks + freed)
     return Relief(

@@ -15,7 +15,7 @@ from simulator.slots import Slots, Transfer
 from simulator.tiers import TierModel
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Job:
     number: int
     blocks: Sequence[Block]
@@ -54,6 +54,12 @@ class VirtualCopies:
         if not self._storing:
             self._next_store()
 
+    def hurry(self, job: int) -> None:
+        """The block of it that is under way ends where it is."""
+        for store in [store for store in self._stores if store.number == job]:
+            self._stores.remove(store)
+            self._urgent.append(store)
+
     def load(self, job: int, blocks: Sequence[Block], slots: Sequence[Slot], checksums: Sequence[int]) -> None:
         """Behind other loads."""
         self._loads.append(_Job(job, blocks, slots, self._tier, checksums))
@@ -72,18 +78,20 @@ class VirtualCopies:
     def rates(self) -> CopyRates:
         """What was measured, as `believed` sees it."""
         into = self.into.measured or self.out.measured
-        waiting = sum(len(job.blocks) for job in self._loads) * self._block_bytes
-        measured = CopyRates(int(self.out.measured or into), int(into), int(waiting * 1e6 / into) if into else 0)
-        return self.believed(measured)
+        out = self.out.measured or into
+        waits = (
+            int(sum(len(job.blocks) - len(job.found) for job in jobs) * self._block_bytes * 1e6 / rate) if rate else 0
+            for jobs, rate in ((self._loads, into), (self._urgent, out))
+        )
+        return self.believed(CopyRates(int(out), int(into), *waits))
 
     def _next_store(self) -> None:
         queue = self._urgent or self._stores
         self._storing = bool(queue)
         if self._storing:
-            self._store_block(queue)
+            self._store_block(queue[0])
 
-    def _store_block(self, queue: deque[_Job]) -> None:
-        job = queue[0]
+    def _store_block(self, job: _Job) -> None:
         index = len(job.found)
         transfer = Transfer(self._pool[block_id(job.blocks[index])], job.tier.block(job.slots[index]))
         took_us = self.out.took_us(self._block_bytes)
@@ -93,7 +101,7 @@ class VirtualCopies:
             self.out.learn(self._block_bytes, took_us)
             self.stored_blocks += 1
             if len(job.found) == len(job.blocks):
-                queue.popleft()
+                (self._urgent if job in self._urgent else self._stores).remove(job)
                 self._done.append(StoreCopied(job.number, job.found))
             self._next_store()
 

@@ -43,6 +43,30 @@ def test_a_swap_frees_its_blocks_with_its_copies_and_is_resumed_by_a_hit() -> No
     assert device.right()
 
 
+def test_blocks_of_a_swap_come_free_from_the_end_of_the_chain_on() -> None:
+    device = TierRig(TierLimits(cpu_slots=16)).device(16)
+    chain = prompt(*range(6))
+    device.compute(1, chain, device.board(1, chain).blocks, 0)
+    device.swap(1, Tier.CPU)
+    assert [len(order.blocks) for order in device.stores.values()] == [4, 2]
+    leaving = []
+    for ticket in list(device.stores):
+        device.store(ticket)
+        leaving.append(device.apply().counts.leaving)
+    assert leaving == [2, 0]
+    assert device.where(chain) == (6, 0, 0) and device.right()
+
+
+def test_a_demotion_under_way_that_a_swap_waits_for_becomes_urgent() -> None:
+    device = running(TierLimits(cpu_slots=16, ssd_slots=16))
+    (order,) = device.stores.values()  # the end of the prompt, for the SSD
+    assert not order.urgent
+    device.swap(1, Tier.CPU)
+    assert device.stores[order.ticket].urgent
+    device.store()
+    assert device.apply().counts.leaving == 0 and device.right()
+
+
 def test_what_is_below_already_is_pinned_and_not_stored_again() -> None:
     device = running(TierLimits(cpu_slots=16))
     device.swap(1, Tier.CPU)

@@ -110,6 +110,31 @@ def test_loads_go_before_stores(pool: torch.Tensor, tmp_path: Path) -> None:
         slow.close()
 
 
+@pytest.mark.parametrize("hurried", [False, True])
+def test_what_is_urgent_does_not_wait_for_a_demotion_order_to_end(tmp_path: Path, hurried: bool) -> None:
+    pool = torch.zeros((SLOTS, 1 << 20), dtype=torch.uint8)
+    content, size = tmp_path / "0", SLOTS << 20
+    content.write_bytes(bytes(size + 4 * SLOTS))
+    copies = MemoryCopies(pool, MonotonicClock(), bytes_per_s=10 << 20)
+    try:
+        copies.attach([Segment(str(content), size + 4 * SLOTS, SLOTS, 1 << 20)])
+        blocks, slots = [handle(i, 1) for i in range(SLOTS)], [Slot(i) for i in range(SLOTS)]
+        copies.store(1, blocks, slots, urgent=False)
+        copies.store(2, blocks, slots, urgent=False)
+        if hurried:
+            copies.hurry(2)
+        else:
+            copies.store(3, blocks[:1], slots[:1], urgent=True)
+        assert copies.rates().out_queue_us == 0  # nothing is measured yet
+        first = ended(copies)
+        assert first.job == (2 if hurried else 3)
+        assert copies.rates().out_queue_us == 0  # the rest is not urgent
+        copies.store(4, blocks, slots, urgent=True)
+        assert copies.rates().out_queue_us > 0
+    finally:
+        copies.close()
+
+
 def test_the_lock_file_has_one_owner(tmp_path: Path) -> None:
     lock = LockFile(tmp_path / "shared" / "executor.lock")
     with pytest.raises(Conflict):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -58,6 +59,10 @@ class Slow(NoCopies):
     def __init__(self) -> None:
         self.begun: list[tuple[int, Sequence[Block]]] = []
         self.ended: deque[StoreCopied | LoadCopied] = deque()
+        self.hurried: list[int] = []
+
+    def hurry(self, job: int) -> None:
+        self.hurried.append(job)
 
     def store(self, job: int, blocks: Sequence[Block], slots: Sequence[Slot], *, urgent: bool) -> None:
         self.begun.append((job, blocks))
@@ -97,6 +102,20 @@ class Bench:
 @pytest.fixture
 def bench() -> Bench:
     return Bench()
+
+
+def test_an_order_that_comes_again_as_urgent_is_hurried(bench: Bench) -> None:
+    order = StoreOrder(TICKET, BLOCKS, SLOTS)
+    bench.wire.pushed += [order, order, replace(order, urgent=True)]
+    bench.copying.turn(0)
+    ((job, _),) = bench.slow.begun
+    assert bench.slow.hurried == [job]
+    bench.slow.ended.append(StoreCopied(job, [0, 0, 0]))
+    bench.copying.turn(0)
+    bench.wire.pushed.append(replace(order, urgent=True))  # it was on its way
+    bench.copying.turn(0)
+    assert (len(bench.slow.begun), bench.slow.hurried) == (1, [job])
+    assert bench.wire.told == [StoreDone(TICKET, [0, 0, 0])] * 2
 
 
 def test_a_load_in_two_parts(bench: Bench) -> None:

@@ -145,7 +145,7 @@ def test_swap_when_it_is_cheaper_and_there_is_room() -> None:
     assert victims(decision) == [2] and decision.preempt.mode.tolist() == [PreemptionMode.SWAP_CPU]
     assert decision.preempt.recompute_us.tolist() == [160 * 250]
     assert decision.preempt.move_us.tolist() == [100 + 9 * 1_000 + 9 * 500]  # nine full blocks out and back
-    assert decision.run.rows == 0  # its blocks are leaving: nobody has them yet
+    assert decision.run.id.tolist() == [1]  # its last block is free at once, the others are leaving
 
     lower = running(
         GROWS | {"arrival_us": 0},

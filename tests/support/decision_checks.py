@@ -38,10 +38,12 @@ def check_decision(snapshot: Snapshot, decision: Decision) -> None:
     available = blocks.free + blocks.evictable + blocks.granted
     freed, grown = 0, 0
     for victim, mode in zip(victims, decision.preempt.mode.tolist(), strict=True):
-        if mode != PreemptionMode.RECOMPUTE:
-            continue
         n = running[victim]
-        freed += int(snapshot.running.held_blocks[n] - snapshot.running.shared_blocks[n])
+        held, shared = int(snapshot.running.held_blocks[n]), int(snapshot.running.shared_blocks[n])
+        full = int(snapshot.running.computed_tokens[n] + snapshot.running.in_flight_tokens[n]) // settings.block_tokens
+        stored = min(full, held) - shared
+        all_free = mode == PreemptionMode.RECOMPUTE or stored <= int(snapshot.running.lower_blocks[n])
+        freed += held - shared - (0 if all_free else max(stored, 0))
     for id_, count in zip(run, decision.run.tokens.tolist(), strict=True):
         n = running[id_]
         assert snapshot.running.waits_for[n] == 0 and snapshot.running.loading[n] == 0

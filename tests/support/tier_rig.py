@@ -175,7 +175,7 @@ class DeviceRig:
         for event in self.rig.tiers.take_events(self.owner):
             match event:
                 case StoreOrder():
-                    assert event.ticket not in self.stores
+                    assert event.ticket not in self.stores or event.urgent
                     self.stores[event.ticket] = event
                 case LoadReady():
                     load = self.loads.setdefault(event.ticket, LoadUnderWay([]))

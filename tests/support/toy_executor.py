@@ -248,7 +248,7 @@ class ToyExecutor:
             if mode != PreemptionMode.RECOMPUTE:
                 assert mode == PreemptionMode.SWAP_CPU and self.copy_us
                 r.lower = r.computed // self.settings.block_tokens
-                self.moving.append((self._copied(r.lower), r.held))
+                self.moving.append((self._copied(r.lower), r.lower))  # its last block is free at once
                 assert self.cpu.pin_blocks >= 0
                 self.swaps += 1
             r.held = r.computed = 0
