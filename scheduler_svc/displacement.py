@@ -4,7 +4,8 @@
   class leave first, of these the cheapest, of equally cheap ones the latest; and nobody leaves unless it suffices.
 - It *pays*: blocks are short, and with one row less so many waiting ones board that, by the step-time model, at least
   MIN_GAIN_PERCENT more tokens per second come out until they have answered, what it costs to bring the row back
-  included. One row a step, which decodes, is not the first, and is of no lower class than they are.
+  included; they must have the blocks for that, or others would have to leave for them soon. One row a step, which
+  decodes, is not the first, and is of no lower class than they are.
 
 No thrash: a request that was preempted boards again only with a block to spare for each row that runs (see admission),
 nobody is preempted more often than the bound says, and a row never leaves for one of its own class for rank's sake.
@@ -122,7 +123,8 @@ class Displacement:
             behind = behind[classes[behind] == classes[behind[0]]]
             allowed &= rows.rank_class >= int(classes[behind[0]])
         tokens = self.snapshot.waiting.tokens[behind].astype(np.int64)
-        needs = np.cumsum(blocks_of(tokens, rows.block_tokens) + 1)
+        last = self._answer_tokens(behind)
+        needs = np.cumsum(blocks_of(tokens + last, rows.block_tokens) + 1)
         boards = np.searchsorted(needs, room + rows.private, side="right")
         boards = np.minimum(boards, max(budget.rows, 0) + 1)
         now = _PICO * count // max(model.ns(count, count, read), 1)
@@ -130,7 +132,6 @@ class Displacement:
         then = count - 1 + boards
         each = (model.per_row_ns + model.per_token_ns) * then
         step_ns = np.maximum(model.base_ns + each + model.per_context_ps * context // 1000, 1)
-        last = self._answer_tokens(behind)
         rate = then * last * _PICO // (step_ns * last + self.costs.least_us * 1000)
         rate = np.where(allowed & (boards > 0), rate, 0)
         best = rows.count - 1 - int(np.argmax(rate[::-1]))
