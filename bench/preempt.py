@@ -159,6 +159,14 @@ def _of_the_past(copy: Callable[[int], float]) -> Callable[[CopyRates, int], Cop
     return believes
 
 
+def _fast(_: int) -> float:
+    return 3 * EVEN
+
+
+def _slow(_: int) -> float:
+    return EVEN / 3
+
+
 def _in_turns(now_us: int) -> float:
     """Fast for five seconds, slow for five."""
     return 3 * EVEN if now_us // 5_000_000 % 2 == 0 else EVEN / 3
@@ -170,12 +178,12 @@ def _shared(now_us: int) -> float:
 
 
 SCENARIOS: Sequence[Scenario] = (
-    Scenario("copies are fast", lambda now_us: 3 * EVEN),
-    Scenario("copies are slow", lambda now_us: EVEN / 3),
-    Scenario("fast, believed half", lambda now_us: 2 * EVEN, _scaled(0.5)),
-    Scenario("slow, believed double", lambda now_us: EVEN / 2, _scaled(2.0)),
-    Scenario("fast, prefill believed double", lambda now_us: 2 * EVEN, prefill=2.0),
-    Scenario("slow, prefill believed half", lambda now_us: EVEN / 2, prefill=0.5),
+    Scenario("copies are fast", _fast),
+    Scenario("copies are slow", _slow),
+    Scenario("fast, believed half", _fast, _scaled(0.5)),
+    Scenario("slow, believed double", _slow, _scaled(2.0)),
+    Scenario("fast, prefill believed double", _fast, prefill=2.0),
+    Scenario("slow, prefill believed half", _slow, prefill=0.5),
     Scenario("in turns, told two seconds late", _in_turns, _of_the_past(_in_turns)),
     Scenario(
         "others on the link",

@@ -129,7 +129,7 @@ def board(
         if displacement is not None and displacement.has_left(hit.owner):
             hit = hit._replace(owner=0)
         empty = rows.count == 0 and not out.rows
-        need = _need(snapshot, hit, costs, tokens, new, times, 0 if empty else spare, at_once + len(out.rows))
+        need = _need(snapshot, hit, costs, tokens, new, times, 0 if empty else spare, at_once + len(out.rows) + 1)
         kept = 0 if empty else reserve.blocks + out.kept
         blocks = need.now + hit.unheld + (0 if empty else need.later + need.again)
         shut = closed
@@ -173,16 +173,16 @@ def _need(
     snapshot: Snapshot, hit: Hits, costs: LoadCosts, tokens: int, new: int, times: int, spare: int, at_once: int
 ) -> _Need:
     """Of a request that was preempted `times` times; `spare`: a block for each running row that has none kept;
-    `at_once`: rows of a step."""
+    `at_once`: rows of a step, this one among them."""
     size = snapshot.settings.block_tokens
     bound = times >= snapshot.settings.max_preemptions
-    load = NO_LOAD
+    load, wait = NO_LOAD, at_once if times else 1
     if not hit.known:
-        load = costs.unseen(tokens // size)
+        load = costs.unseen(tokens // size, wait)
     elif hit.cpu + hit.ssd and not hit.owner:
         behind = max(tokens // size - hit.blocks, 0)
         cpu = min(hit.cpu, behind)
-        load = costs.best(hit.blocks, cpu, min(hit.ssd, behind - cpu), at_once if times else 1)
+        load = costs.best(hit.blocks, cpu, min(hit.ssd, behind - cpu), wait)
     there = hit.blocks + min(load.blocks, load.found)
     return _Need(
         now=max(-(-tokens // size) - hit.blocks, 0),

@@ -75,13 +75,13 @@ class LoadCosts:
         best = max(loads, key=lambda load: load.compute_us * rows - load.load_us, default=Load(found=found))
         return best if best.load_us < best.compute_us * rows else best._replace(blocks=0, ssd=0)
 
-    def unseen(self, blocks: int) -> Load:
+    def unseen(self, blocks: int, rows: int = 1) -> Load:
         """Of a request that was not looked up: all that there is of its `blocks`, wherever it is, if that pays for each
-        block of it. Found are none."""
+        block of it, with `rows` that wait while it is computed. Found are none."""
         cpu, ssd = (room.free_blocks + room.pin_blocks > 0 for room in (self.snapshot.cpu, self.snapshot.ssd))
         if not (cpu or ssd) or (ssd and not self.read_ns):
             return NO_LOAD
-        pays = self.copy_ns + (self.read_ns if ssd else 0) < 1000 * self.compute_us(0, 1)
+        pays = self.copy_ns + (self.read_ns if ssd else 0) < 1000 * self.compute_us(0, 1) * rows
         return Load(blocks=blocks) if pays else NO_LOAD
 
     def take(self, load: Load) -> None:
