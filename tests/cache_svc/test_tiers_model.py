@@ -603,7 +603,9 @@ class TiersMachine(RuleBasedStateMachine):
         executor = self.executors[which]
         again = self.rig.tiers.open_events(executor.device.owner)
         orders = [event for event in again if isinstance(event, StoreOrder)]
-        known = [*executor.device.stores.values(), *(order for order, _ in executor.copied)]
+        copied = {order.ticket: order for order, _ in executor.copied}
+        orders = [copied.get(order.ticket, order) for order in orders]  # one that was copied may be urgent since
+        known = [*executor.device.stores.values(), *copied.values()]
         assert sorted(orders, key=lambda order: order.ticket) == sorted(known, key=lambda order: order.ticket)
         assert self.rig.tiers.take_events(executor.device.owner) == []
 

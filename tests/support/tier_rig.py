@@ -149,6 +149,7 @@ class DeviceRig:
         self.ledger = Ledger(BlockTable(blocks), BLOCK_TOKENS, rig.tiers, owner, b"print")
         self.bytes: list[bytes] = [GARBAGE] * blocks
         self.stores: dict[Ticket, StoreOrder] = {}
+        self.ordered: set[Ticket] = set()  # those that were ever heard of
         self.loads: dict[Ticket, LoadUnderWay] = {}
         self.results: dict[Ticket, ReserveResult] = {}
         self.op_seq = 0
@@ -175,8 +176,10 @@ class DeviceRig:
         for event in self.rig.tiers.take_events(self.owner):
             match event:
                 case StoreOrder():
-                    assert event.ticket not in self.stores or event.urgent
-                    self.stores[event.ticket] = event
+                    assert event.ticket not in self.ordered or event.urgent
+                    if event.ticket in self.stores or event.ticket not in self.ordered:
+                        self.stores[event.ticket] = event
+                    self.ordered.add(event.ticket)
                 case LoadReady():
                     load = self.loads.setdefault(event.ticket, LoadUnderWay([]))
                     assert len(load.ready) == event.first
