@@ -107,13 +107,13 @@ def bench() -> Bench:
 def test_an_order_that_comes_again_as_urgent_is_hurried(bench: Bench) -> None:
     order = StoreOrder(TICKET, BLOCKS, SLOTS)
     bench.wire.pushed += [order, order, replace(order, urgent=True)]
-    bench.copying.turn(0)
+    bench.copying.turn(0, 0)
     ((job, _),) = bench.slow.begun
     assert bench.slow.hurried == [job]
     bench.slow.ended.append(StoreCopied(job, [0, 0, 0]))
-    bench.copying.turn(0)
+    bench.copying.turn(0, 0)
     bench.wire.pushed.append(replace(order, urgent=True))  # it was on its way
-    bench.copying.turn(0)
+    bench.copying.turn(0, 0)
     assert (len(bench.slow.begun), bench.slow.hurried) == (1, [job])
     assert bench.wire.told == [StoreDone(TICKET, [0, 0, 0])] * 2
 
