@@ -133,10 +133,11 @@ class Costs:
 
     @property
     def least_us(self) -> I64:
-        """Of the shortest way [R]."""
-        least = self.recompute.us
+        """Microseconds [R] of the way by which least is lost."""
+        least, lost = self.recompute.us, self.recompute.lost_us
         for _, move in self.moves:
-            least = np.where(move.us >= 0, np.minimum(least, move.us), least)
+            better = (move.us >= 0) & (move.lost_us < lost)
+            least, lost = np.where(better, move.us, least), np.where(better, move.lost_us, lost)
         return least
 
     @property
