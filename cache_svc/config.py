@@ -34,7 +34,7 @@ class CacheConfig(ServingConfig):
     pin_limit_s: float = option(60.0, "Seconds after which a swapped request's pins end", minimum=0, maximum=86400)
     tenant_permille: int = option(1000, "Of a lower tier, what one tenant may have", minimum=1, maximum=1000)
     interval_blocks: int = option(
-        32, "Blocks of a long chain after each of which a hit on the SSD may end", minimum=1, maximum=1 << 20
+        8, "Blocks of a long chain after each of which a hit on the SSD may end", minimum=1, maximum=1 << 20
     )
 
     kv_events: str = option(
