@@ -106,6 +106,7 @@ class TierExecutor(Client):
         self.segments: list[Segment] = []
         self.events: queue.SimpleQueue[StoreOrder | LoadReady | TicketLost] = queue.SimpleQueue()
         self.broken: BaseException | None = None
+        self.stored: dict[Ticket, StoreDone] = {}
         self._calls: queue.SimpleQueue[pb.TicketCall | None] = queue.SimpleQueue()
         self._tickets: Any = None
 
@@ -133,6 +134,7 @@ class TierExecutor(Client):
             ),
         )
         self.epoch, self.boot_id, self.op_seq = answer.epoch, answer.boot_id, 0
+        self.stored.clear()  # tickets are counted anew in each epoch
         self.segments = [Segment(each.path, each.bytes, each.slots, each.slot_bytes) for each in answer.segments]
         self.slots = Slots(self.segments)
         self.listen()
@@ -191,10 +193,13 @@ class TierExecutor(Client):
                 pass
 
     def copied_out(self, order: StoreOrder) -> StoreDone:
-        """Copies what is ordered; not told yet."""
-        for block, slot in zip(order.blocks, order.slots, strict=True):
-            self.slots.bytes_of(slot_id(slot))[:] = self.pool[block_id(block)]
-        return StoreDone(order.ticket, [checksum(self.slots.bytes_of(slot_id(slot))) for slot in order.slots])
+        """Copies what is ordered, once: an order may come again as urgent. Not told yet."""
+        if order.ticket not in self.stored:
+            for block, slot in zip(order.blocks, order.slots, strict=True):
+                self.slots.bytes_of(slot_id(slot))[:] = self.pool[block_id(block)]
+            checksums = [checksum(self.slots.bytes_of(slot_id(slot))) for slot in order.slots]
+            self.stored[order.ticket] = StoreDone(order.ticket, checksums)
+        return self.stored[order.ticket]
 
     def _copy_in(self, ready: LoadReady) -> None:
         targets = self.results[ready.ticket].blocks[ready.first : ready.first + len(ready.slots)]
