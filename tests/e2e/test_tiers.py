@@ -15,7 +15,7 @@ import pytest
 from jitney.client import AsyncClient, Client, Completion, Options
 from jitney.supervisor import Supervisor
 from tests.support.processes import wait_until
-from tests.support.tiers import BLOCK_TOKENS, ask, cached, prompt, tiers
+from tests.support.tiers import BLOCK_TOKENS, ask, cached, prompt, tiers, written_down
 
 LONG = 20 * BLOCK_TOKENS
 POOL = 64
@@ -53,6 +53,7 @@ def test_the_same_answer_from_every_tier(warm: Supervisor) -> None:
         assert cached(cold) == (0, 0, 0)
         device = ask(client, ids)
         assert cached(device) == (LONG, 0, 0)
+        written_down(warm)
         fill(client, range(100, 106))
         cpu = ask(client, ids)
         assert cached(cpu)[1] >= LONG - 2 * BLOCK_TOKENS, cached(cpu)
@@ -142,6 +143,7 @@ def test_17_another_salt_hits_nothing(warm: Supervisor, seeds: tuple[int, int]) 
     with Client(warm.executor_target) as client:
         ids = prompt(first, LONG + 5)
         mine = ask(client, ids, salt="a")
+        written_down(warm)
         fill(client, range(first + 1, first + 1 + between))
         for other in ("b", ""):
             theirs = ask(client, ids, salt=other)
@@ -173,6 +175,7 @@ def test_20_the_ssd_is_warm_after_a_restart(tmp_path: Path, monkeypatch: pytest.
     prompts = [prompt(i, LONG + 3) for i in range(8)]
     with tiers(tmp_path, pool=POOL, cpu=64, ssd=1024) as house, Client(house.executor_target) as client:
         expected = [ask(client, ids).token_ids for ids in prompts]
+        written_down(house)
         fill(client, range(100, 108))
     monkeypatch.setenv("PYTHONHASHSEED", "1234")
     with tiers(tmp_path, pool=POOL, cpu=64, ssd=1024) as house, Client(house.executor_target) as client:

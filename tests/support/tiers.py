@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import grpc
 import numpy as np
 
+from jitney.cache.v1 import cache_pb2 as pb
+from jitney.cache.v1 import cache_pb2_grpc
 from jitney.client import Client, Completion, Options
 from jitney.supervisor import ServeOptions, Supervisor
 from tests.support.tiny_llama import make_tiny_llama
@@ -87,6 +91,16 @@ def prompt(seed: int, tokens: int) -> list[int]:
 def ask(client: Client, ids: Sequence[int], max_tokens: int = 8, salt: str = "") -> Completion:
     """A greedy answer of that length."""
     return client.generate_once(list(ids), Options(max_tokens=max_tokens, ignore_eos=True, salt=salt))
+
+
+def written_down(house: Supervisor) -> None:
+    """Waits until the tiers below the device store nothing more: copies to them run behind the answers."""
+    with grpc.insecure_channel(house.cache_target) as channel:
+        stub = cache_pb2_grpc.CacheStub(channel)
+        seen: list[int] = []
+        while len(seen) < 4 or len(set(seen[-4:])) > 1:
+            seen.append(sum(tier.stored_blocks for tier in stub.GetStatus(pb.GetStatusRequest()).tiers))
+            time.sleep(0.1)
 
 
 def cached(done: Completion) -> tuple[int, int, int]:
