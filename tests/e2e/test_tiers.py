@@ -41,7 +41,7 @@ def at_once(target: str, prompts: Sequence[Sequence[int]], options: Options) -> 
 @pytest.fixture(scope="module")
 def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Supervisor]:
     """A device for three long prompts, a CPU tier for twelve, an SSD for many more."""
-    with tiers(tmp_path_factory.mktemp("warm"), pool=POOL, cpu=256, ssd=2048) as house:
+    with tiers(tmp_path_factory.mktemp("warm"), pool=POOL, cpu=256, ssd=8192) as house:
         yield house
 
 
@@ -137,7 +137,14 @@ def test_what_was_computed_past_a_stop_is_not_found(warm: Supervisor) -> None:
             assert found.device_tokens <= (len(ids) + said) // BLOCK_TOKENS * BLOCK_TOKENS, found
 
 
-@pytest.mark.parametrize("seeds", [(300, 0), (340, 6), (380, 30)], ids=["device", "cpu", "ssd"])
+@pytest.mark.parametrize(
+    "seeds",
+    [
+        pytest.param((300, 0), id="device"),
+        pytest.param((340, 6), id="cpu"),
+        pytest.param((380, 30), id="ssd", marks=pytest.mark.slow),
+    ],
+)
 def test_17_another_salt_hits_nothing(warm: Supervisor, seeds: tuple[int, int]) -> None:
     first, between = seeds
     with Client(warm.executor_target) as client:
