@@ -34,8 +34,7 @@ class DeviceBlocks:
         self.storing_changed = False
         self.writable: NDArray[np.bool_] = np.ones(pool_blocks, np.bool_)  # the write table: not those that rows share
         self.guarded: set[int] = set()  # requests that compute nothing behind their prompt: others share its last block
-        self._copies: dict[int, int] = {}  # target: source, for the next step to begin with
-        self._forked: dict[tuple[int, int], int] = {}  # table row and index: the copy that the next step finds there
+        self._forks: dict[tuple[int, int], tuple[int, int]] = {}  # table row and index: block, copy; for the next step
 
     def open_row(self, request: LiveRequest) -> None:
         """Gives the request a table row."""
@@ -44,10 +43,8 @@ class DeviceBlocks:
     def close_row(self, request: LiveRequest) -> None:
         """Forgets the request's blocks; its table row is reused after the next boundary."""
         self._count(request.blocks, -1)
-        if self._copies:
-            for index, block in enumerate(request.blocks):
-                self._copies.pop(block_id(block), None)
-                self._forked.pop((request.table_row, index), None)
+        for place in [place for place in self._forks if place[0] == request.table_row]:
+            del self._forks[place]
         request.blocks = []
         request.joined = []
         request.sealed = 0
@@ -86,11 +83,8 @@ class DeviceBlocks:
 
     def stored_in(self, table_rows: I64, held: I32) -> I32:
         """How many of the first `held` blocks of each table row have a copy lower down; int32 `[rows]`."""
-        if not len(table_rows) or not held.max():
-            return np.zeros(len(table_rows), np.int32)
-        width = int(held.max())
-        inside = np.arange(width) < held[:, None]
-        stored: I32 = (self.stored[self.table[table_rows, :width]] & inside).sum(axis=1, dtype=np.int32)
+        blocks, inside = self._first_blocks(table_rows, held)
+        stored: I32 = (self.stored[blocks] & inside).sum(axis=1, dtype=np.int32)
         return stored
 
     def fill(self, request: LiveRequest, blocks: Sequence[Block]) -> None:
@@ -102,33 +96,29 @@ class DeviceBlocks:
         self._count(blocks, 1)
 
     def fork(self, request: LiveRequest, block: Block, copy: Block) -> None:
-        """Puts `copy` in the place of `block`; the next step begins with copying the content. The table is changed for
-        that step only (`turn_to_copies`): the one in flight may still read `block` in this row."""
+        """Puts `copy` in the place of `block`; the next step begins with copying the content. The table is changed by
+        `take_forks` only: the step in flight may still read `block` in this row."""
         index = request.blocks.index(block)
         request.blocks[index] = copy
-        self._forked[request.table_row, index] = block_id(copy)
+        self._forks[request.table_row, index] = block_id(block), block_id(copy)
         self._count([block], -1)
         self._count([copy], 1)
         self.mark_new([copy])
-        self._copies[block_id(copy)] = block_id(block)
 
     @property
-    def copies_wait(self) -> bool:
+    def forks_wait(self) -> bool:
         """Whether the next step will read blocks that nobody may hold any more."""
-        return bool(self._copies)
+        return bool(self._forks)
 
-    def turn_to_copies(self) -> None:
-        """No step is in flight: rows that forked find their copies in the table from here on."""
-        for place, block in self._forked.items():
-            self.table[place] = block
-        self._forked.clear()
-
-    def take_copies(self) -> I64:
-        """Source and target of each copy to make, [C, 2], in order."""
-        if not self._copies:
+    def take_forks(self) -> I64:
+        """Source and target of each copy that the next step begins with, [C, 2], in order. No step is in flight: rows
+        that forked find their copies in the table from here on."""
+        if not self._forks:
             return NO_COPIES
-        copies: I64 = np.array([(source, target) for target, source in self._copies.items()], np.int64)
-        self._copies.clear()
+        for place, (_, copy) in self._forks.items():
+            self.table[place] = copy
+        copies: I64 = np.array(list(self._forks.values()), np.int64)
+        self._forks.clear()
         return copies
 
     def take_granted(self, request: LiveRequest) -> Block | None:
@@ -142,13 +132,14 @@ class DeviceBlocks:
 
     def shared(self, table_rows: I64, held: I32) -> I32:
         """How many of the first `held` blocks of each table row have more than one holder here; int32 `[rows]`."""
-        if not len(table_rows) or not held.max():
-            return np.zeros(len(table_rows), np.int32)
-        width = int(held.max())
-        inside = np.arange(width) < held[:, None]
-        counts = self.holders[self.table[table_rows, :width]]
-        shared: I32 = ((counts > 1) & inside).sum(axis=1, dtype=np.int32)
+        blocks, inside = self._first_blocks(table_rows, held)
+        shared: I32 = ((self.holders[blocks] > 1) & inside).sum(axis=1, dtype=np.int32)
         return shared
+
+    def _first_blocks(self, table_rows: I64, held: I32) -> tuple[I32, NDArray[np.bool_]]:
+        """Blocks `[rows, most held]` of each table row, and which of them are among its first `held`."""
+        width = int(held.max(initial=0))
+        return self.table[table_rows, :width], np.arange(width) < held[:, None]
 
     def _count(self, blocks: Iterable[Block], by: int) -> None:
         ids = [block_id(b) for b in blocks if b != UNKNOWN_BLOCK]

@@ -37,12 +37,7 @@ from jitney.block_ops import (
 )
 from jitney.cache.v1 import cache_pb2 as pb
 from jitney.cache.v1 import cache_pb2_grpc
-from jitney.cache_codec import (
-    decode_answer,
-    decode_counts,
-    decode_lower,
-    encode_batch,
-)
+from jitney.cache_codec import decode_answer, decode_counts, decode_lower, encode_batch
 from jitney.chain_codec import decode_hits, encode_chains, encode_declared
 from jitney.errors import Aborted, Away, Conflict, Expired, JitneyError
 from jitney.keys import Key
@@ -115,9 +110,14 @@ class CacheClient:
         return self._connected
 
     @property
+    def _knows_us(self) -> bool:
+        """Whether the cache has our blocks, and `poll` has said so."""
+        return self._losses == self._reopenings
+
+    @property
     def unanswered(self) -> int:
         """Batches sent and not yet answered; MAX_UNANSWERED while the cache is being told our blocks."""
-        return MAX_UNANSWERED if self._losses != self._reopenings else len(self._outbox)
+        return len(self._outbox) if self._knows_us else MAX_UNANSWERED
 
     def send(self, batch: Batch) -> None:
         """Sends; returns at once. ValueError for a batch that has numbers out of range."""
@@ -145,13 +145,13 @@ class CacheClient:
 
     def tell(self, call: TicketCall) -> None:
         """See CachePort. Dropped while the cache has no tier to copy to, and while it is being told our blocks."""
-        if self.unanswered < MAX_UNANSWERED and self.segments:
+        if self._knows_us and self.segments:
             self._calls.append(call)
             self._loop.call_soon_threadsafe(self._told_more.set)
 
     def poll_ticket(self) -> TicketEvent | None:
         """See CachePort. What a cache that was opened again says comes after its Reopened."""
-        return self._orders.popleft() if self._orders and self._losses == self._reopenings else None
+        return self._orders.popleft() if self._orders and self._knows_us else None
 
     def lookup(self, chains: Sequence[Chain]) -> None:
         """Asks for hits; a newer call replaces an unanswered one. Asked again until the cache answers."""

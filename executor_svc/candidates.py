@@ -1,9 +1,8 @@
 """The waiting requests that are likely next: hashed and looked up off the loop, at most 64 at a time.
 
 Hits grow old as blocks come and go; a candidate is looked up again after a while, and at once when it did not get the
-blocks that its hits had promised. A request that boards without a
-look-up loses nothing: its Acquire names the whole chain. So one look-up every few steps is enough, unless one of the
-first in line is unknown.
+blocks that its hits had promised. A request that boards without a look-up loses nothing: its Acquire names the whole
+chain. So one look-up every few steps is enough, unless one of the first in line is unknown.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Copies between the device and the CPU tier: what the cache ordered or offered, and what became of it.
 
 Stores are copied as they are ordered: their blocks are sealed, nobody writes them. An order that comes again as an
-urgent one goes before others from then on. A load writes blocks that a step in
-flight may still read for whoever had them before: it starts once the step that was in flight when they were bound has
-ended. A row runs no token until its load has ended; what it then has in whole blocks is sealed with the next batch, as
-if it had computed it, and what did not come or was bad is computed.
+urgent one goes before others from then on. A load writes blocks that a step in flight may still read for whoever had
+them before: it starts once the step that was in flight when they were bound has ended. A row runs no token until its
+load has ended; what it then has in whole blocks is sealed with the next batch, as if it had computed it, and what did
+not come or was bad is computed.
 
 A request that ends while its load is being copied is let go when the copies have ended: until then its `load` is set.
 After a restart of the cache, loads that are under way end for themselves and nobody is told. Stores end before the

@@ -29,7 +29,6 @@ class Intake:
         self._endings = endings
         self._commands: deque[Callable[[int], None]] = deque()
         self._step_in_flight = 0
-        self._changed = False
 
     def submit(self, rows: Sequence[LiveRequest], arrival_us: int) -> None:
         """A new request, a row for each choice; any thread."""

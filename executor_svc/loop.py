@@ -142,7 +142,7 @@ class Loop:
     @property
     def _reading_step(self) -> int:
         """The last step that may read blocks which are free now; 0: none."""
-        return self.step + 1 if self.blocks.copies_wait else self._in_flight_step
+        return self.step + 1 if self.blocks.forks_wait else self._in_flight_step
 
     @property
     def _recount_us(self) -> int:
@@ -174,7 +174,7 @@ class Loop:
             else:
                 self.apply.answered(event, now_us, self._reading_step)
             self._changed, self._counted_us = True, now_us
-        held_back = self.step if self.blocks.copies_wait else 0  # the next step begins with copies
+        held_back = self.step if self.blocks.forks_wait else 0  # the next step begins with copies
         for request, load in self.copying.turn(self._in_flight_step or held_back, now_us):
             self.apply.load_ended(request, load, now_us)
             self._ran.append(request)

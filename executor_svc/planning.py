@@ -51,7 +51,7 @@ def build_plan(
     No step is in flight. `padding` are ended rows that compute their last token again, for nothing: it is neither
     written nor sampled.
     """
-    blocks.turn_to_copies()
+    copies = blocks.take_forks()
     running, take = len(rows), tokens
     if padding:
         rows = [*rows, *padding]
@@ -92,5 +92,5 @@ def build_plan(
             position=lengths[sample].astype(np.int32),
             **{name: column[drawn] for name, column in registry.sampling.items()},
         ),
-        copies=blocks.take_copies(),
+        copies=copies,
     )

@@ -204,7 +204,7 @@ def moments(watcher: Watcher, rows: list[LiveRequest]) -> dict[str, Callable[[],
         "a Share is on its way": lambda: any(sent.tails.sharings for sent in apply._sent),
         "a Share is answered": lambda: any(len(row.blocks) == whole for row in rows[1:]),
         "Forks are on their way": lambda: apply.tails.forking > 1,
-        "a Fork is answered": lambda: watcher.sim.loop.blocks.copies_wait,
+        "a Fork is answered": lambda: watcher.sim.loop.blocks.forks_wait,
     }
 
 
