@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from itertools import chain, islice
 
 from cache_svc.blocks import CACHED, FREE, GRANTED, SEALED, WRITING
 from cache_svc.index import NO_BLOCK
@@ -22,13 +23,7 @@ def audit(ledger: Ledger, *, contents: bool = True) -> list[str]:
     parts = [_states(ledger), _holders(ledger), _index(ledger), _eviction(ledger), _pending(ledger)]
     if contents:
         parts.append(_contents(ledger))
-    findings: list[str] = []
-    for part in parts:
-        for finding in part:
-            findings.append(finding)
-            if len(findings) == MAX_FINDINGS:
-                return findings
-    return findings
+    return list(islice(chain.from_iterable(parts), MAX_FINDINGS))
 
 
 def _states(ledger: Ledger) -> Iterator[str]:

@@ -94,7 +94,7 @@ class Below:
         swapped = (self.owner, request)
         count = lower.pins.pin(swapped, table, keys, lower.now_us)
         move = self._to_cpu if tier is Tier.CPU else self._to_ssd
-        pinned, leaving = move(request, chain[:count], keys[:count])
+        pinned, leaving = move(chain[:count], keys[:count])
         if pinned < count:
             lower.pins.shorten(swapped, pinned)
         if tier is Tier.SSD and pinned:
@@ -103,7 +103,7 @@ class Below:
         lower.disk.pump()
         return pinned, leaving
 
-    def _to_cpu(self, request: RequestId, chain: Sequence[int], keys: Sequence[Key]) -> tuple[int, int]:
+    def _to_cpu(self, chain: Sequence[int], keys: Sequence[Key]) -> tuple[int, int]:
         lower = self.lower
         blocks: list[int] = []
         slots: list[int] = []
@@ -126,7 +126,7 @@ class Below:
         self.stores.order(blocks[::-1], slots[::-1], urgent=True)
         return pinned, len(blocks) + held
 
-    def _to_ssd(self, request: RequestId, chain: Sequence[int], keys: Sequence[Key]) -> tuple[int, int]:
+    def _to_ssd(self, chain: Sequence[int], keys: Sequence[Key]) -> tuple[int, int]:
         lower, leaving = self.lower, 0
         for at, (block, key) in enumerate(zip(chain, keys, strict=True)):
             if lower.disk.has(key):
@@ -138,7 +138,7 @@ class Below:
                 leaving += self.stores.hold(block, slot)
             elif key not in lower.cpu.index.sealed:
                 self.table.pin((block,))
-                self.stores.waiting.append((request, block, key))
+                self.stores.waiting.append((block, key))
                 leaving += 1
         return len(chain), leaving
 
@@ -146,7 +146,7 @@ class Below:
         """Pins have gone: what waits to be stored for nobody is let go."""
         pinned = self.lower.ssd.pinned
         if self.stores.waiting:
-            self.stores.drop_waiting(lambda _, key: key not in pinned)
+            self.stores.drop_waiting(lambda key: key not in pinned)
 
     def tend(self) -> LowerTiers:
         """Orders what there is room for; how much room is left."""
@@ -202,7 +202,7 @@ class Below:
 
     def device_pins(self) -> Counter[int]:
         """How many copies need which device block to stay."""
-        pins = Counter(block for _, block, _ in self.stores.waiting)
+        pins = Counter(block for block, _ in self.stores.waiting)
         for ticket in self.tickets.open.values():
             if isinstance(ticket, Load):
                 pins.update(ticket.targets)
@@ -222,7 +222,7 @@ class Below:
         """The epoch is over: nothing is loaded or pinned for it any more; its stores keep their slots."""
         self.fenced, self.keeps = True, False
         self.lower.pins.end_all(self.owner)
-        self.stores.drop_waiting(lambda *_: True)
+        self.stores.drop_waiting(lambda _: True)
         self.stores.drop_wanted()
         for ticket in list(self.tickets.open.values()):
             if isinstance(ticket, Load):

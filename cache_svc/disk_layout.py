@@ -11,7 +11,8 @@ import re
 from dataclasses import dataclass, replace
 from typing import Self
 
-PAGE_BYTES = 4096
+from cache_svc.pages import PAGE_BYTES, paged
+
 VERSION = 1
 DIRECTORY_RESERVE_BYTES = 64 << 10
 """Of the limit: the directory, its lock."""
@@ -34,13 +35,13 @@ class DiskLayout:
     @classmethod
     def of_block(cls, block_bytes: int, block_tokens: int, file_bytes: int) -> Self:
         """For blocks of that size, in files of about `file_bytes`; without slots yet."""
-        header = _paged(HEADER_FIXED_BYTES + 4 * block_tokens)
-        return cls(block_bytes, header, max(1, file_bytes // (header + _paged(block_bytes))))
+        header = paged(HEADER_FIXED_BYTES + 4 * block_tokens)
+        return cls(block_bytes, header, max(1, file_bytes // (header + paged(block_bytes))))
 
     @property
     def slot_bytes(self) -> int:
         """Of header and block."""
-        return self.header_bytes + _paged(self.block_bytes)
+        return self.header_bytes + paged(self.block_bytes)
 
     @property
     def files(self) -> int:
@@ -82,7 +83,3 @@ def parsed(name: str) -> tuple[DiskLayout, int] | None:
     if version != VERSION or not header or header % PAGE_BYTES or not block or not file_slots:
         return None
     return DiskLayout(block, header, file_slots), number
-
-
-def _paged(count: int) -> int:
-    return -(-count // PAGE_BYTES) * PAGE_BYTES

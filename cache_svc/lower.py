@@ -26,7 +26,7 @@ class TierLimits:
     pin_limit_us: int = 60_000_000
     stores_in_flight: int = 64  # blocks that are ordered and not answered, of one executor
     disk_jobs_in_flight: int = 64  # blocks
-    interval_blocks: int = 32  # between the places that the SSD keeps of a long chain
+    interval_blocks: int = 8  # between the places that the SSD keeps of a long chain
     tenant_permille: int = 1000  # of a lower tier's slots that one tenant may have
 
     def __post_init__(self) -> None:

@@ -18,19 +18,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from cache_svc.pages import PAGE_BYTES, paged
 from cache_svc.shared_area import FILE_MODE, SharedArea
 from jitney.block_ops import Segment
 from jitney.serving import logs
 
-PAGE_BYTES = 4096
 SEGMENT_BYTES = 1 << 30
 CHUNK_BYTES = 64 << 20
 GENERATION_BYTES = 4
-
-
-def paged(count: int) -> int:
-    """Bytes rounded up to whole pages."""
-    return -(-count // PAGE_BYTES) * PAGE_BYTES
 
 
 class MemoryTier:

@@ -25,7 +25,6 @@ from cache_svc.index import NO_BLOCK
 from cache_svc.lower import Lower
 from cache_svc.slots import Entry
 from cache_svc.tickets import Store, Tickets, handles
-from jitney.block_ops import RequestId
 from jitney.errors import InvalidRequest
 from jitney.keys import Key
 from jitney.ticket_ops import StoreOrder
@@ -56,7 +55,7 @@ class Stores:
         self.fingerprint = fingerprint
         self.demotion = Demotion(lower, table)
         self.in_flight = 0
-        self.waiting: deque[tuple[RequestId, int, Key]] = deque()  # device blocks, pinned, that a swap wants on the SSD
+        self.waiting: deque[tuple[int, Key]] = deque()  # device blocks, pinned, that a swap wants on the SSD
         self.wanted: deque[tuple[int, Key]] = deque()
 
     def entry(self, block: int) -> Entry:
@@ -188,15 +187,15 @@ class Stores:
         for each in reversed(path):
             lower.disk.keep(each, place=False)
 
-    def drop_waiting(self, gone: Callable[[RequestId, Key], bool]) -> None:
+    def drop_waiting(self, gone: Callable[[Key], bool]) -> None:
         """Swaps that nobody waits for any more: their blocks are let go."""
-        stay: deque[tuple[RequestId, int, Key]] = deque()
-        for request, block, key in self.waiting:
-            if gone(request, key):
+        stay: deque[tuple[int, Key]] = deque()
+        for block, key in self.waiting:
+            if gone(key):
                 self.lower.disk.give_up(key)
                 self.table.unpin((block,))
             else:
-                stay.append((request, block, key))
+                stay.append((block, key))
         self.waiting = stay
 
     def drop_wanted(self) -> None:
@@ -224,7 +223,7 @@ class Stores:
         blocks: list[int] = []
         slots: list[int] = []
         while self.waiting and cpu.available:
-            _, block, key = self.waiting.popleft()
+            block, key = self.waiting.popleft()
             slot = None
             if key not in self.lower.disk.reserved or key in storing or key in self.lower.disk.reading:
                 pass  # it was invalidated, or somebody else has brought it, or does

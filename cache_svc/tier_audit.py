@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from itertools import chain, islice
 
+from cache_svc.audit import MAX_FINDINGS
 from cache_svc.disk_jobs import DiskRead, DiskWrite
 from cache_svc.index import NO_BLOCK
 from cache_svc.slots import BUSY, FILLING, FREE, RESTING, RETIRED, SlotTable
@@ -15,8 +17,6 @@ from cache_svc.tickets import Load, Store
 from cache_svc.tiers import Tiers
 from jitney.keys import Key, block_key
 from jitney.ticket_ops import slot_id
-
-MAX_FINDINGS = 100
 
 
 def audit_tiers(tiers: Tiers, *, contents: bool = True) -> list[str]:
@@ -27,13 +27,7 @@ def audit_tiers(tiers: Tiers, *, contents: bool = True) -> list[str]:
         parts += [_states(name, table), _index(name, table), _order(name, table)]
         if contents:
             parts.append(_contents(name, table))
-    findings: list[str] = []
-    for part in parts:
-        for finding in part:
-            findings.append(finding)
-            if len(findings) == MAX_FINDINGS:
-                return findings
-    return findings
+    return list(islice(chain.from_iterable(parts), MAX_FINDINGS))
 
 
 def _states(name: str, table: SlotTable) -> Iterator[str]:

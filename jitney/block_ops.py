@@ -224,7 +224,7 @@ class SwapResult:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """Of a lower tier: blocks that can be stored, that can be pinned, and that wait for a copy to or from the SSD."""
+    """Of a lower tier: blocks that can be stored, that can be pinned, and that are ordered or queued and not copied."""
 
     free_blocks: int = 0
     pin_blocks: int = 0

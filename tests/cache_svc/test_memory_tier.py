@@ -13,7 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cache_svc.memory_tier import PAGE_BYTES, MemoryTier
+from cache_svc.memory_tier import MemoryTier
+from cache_svc.pages import PAGE_BYTES
 from jitney.errors import Conflict
 from tests.support.processes import wait_until
 

@@ -9,7 +9,7 @@ import pytest
 from cache_svc.audit import audit
 from cache_svc.tier_audit import audit_tiers
 from cache_svc.tiers import TierLimits
-from jitney.block_ops import RequestId, Tier
+from jitney.block_ops import Tier
 from jitney.keys import Key
 from tests.support.ledger_rig import prompt
 from tests.support.tier_rig import DeviceRig, TierRig
@@ -51,7 +51,7 @@ FAULTS: dict[str, Callable[[DeviceRig], object]] = {
     "eviction order": lambda d: d.rig.tiers.lower.cpu.order.order.popitem(),
     "device pins": lambda d: d.ledger.blocks.pins.__setitem__(0, 1),
     "in flight": lambda d: setattr(d.rig.tiers.belows[d.owner].stores, "in_flight", 3),
-    "waits to be stored": lambda d: d.rig.tiers.belows[d.owner].stores.waiting.append((RequestId(1), 0, NOBODYS)),
+    "waits to be stored": lambda d: d.rig.tiers.belows[d.owner].stores.waiting.append((0, NOBODYS)),
     "fenced with pins": lambda d: setattr(d.rig.tiers.belows[d.owner], "fenced", True),
 }
 
