@@ -21,9 +21,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from bench import prefix_traces
 from bench.common import load_average
+from executor_svc.attention import KVShape
+from executor_svc.model.loader import load_weights
 from jitney.client.sync import Client
 from jitney.client.types import Delta, Finished, Options, Usage
 from jitney.models import default_model_path
@@ -31,7 +34,6 @@ from jitney.serving import config
 from jitney.supervisor import ServeOptions, Supervisor
 
 BLOCK_TOKENS = 16
-VOCABULARY = 40_000
 SPARE_BLOCKS = 8
 """Of the device pool beside one prompt: another one leaves next to nothing of the last."""
 TIERS = ("device", "cpu", "ssd", "ssd_after_restart")
@@ -40,19 +42,19 @@ TIERS = ("device", "cpu", "ssd", "ssd_after_restart")
 class Prefixes:
     """Prompts that share their first tokens; each call gives one with new tokens behind them."""
 
-    def __init__(self, shared: int, new: int, seed: int = 0) -> None:
+    def __init__(self, shared: int, new: int, vocabulary: int, seed: int = 0) -> None:
         self._draw = np.random.default_rng(seed)
-        self._shared, self._new = shared, new
+        self._shared, self._new, self._vocabulary = shared, new, vocabulary
         self._prefixes: list[list[int]] = []
 
     def fresh(self) -> int:
         """The number of a new prefix."""
-        self._prefixes.append(self._draw.integers(10, VOCABULARY, self._shared).tolist())
+        self._prefixes.append(self._draw.integers(10, self._vocabulary, self._shared).tolist())
         return len(self._prefixes) - 1
 
     def prompt(self, prefix: int) -> list[int]:
         """Of that prefix."""
-        tail: list[int] = self._draw.integers(10, VOCABULARY, self._new).tolist()
+        tail: list[int] = self._draw.integers(10, self._vocabulary, self._new).tolist()
         return self._prefixes[prefix] + tail
 
 
@@ -70,9 +72,10 @@ def ttft_ms(client: Client, prompt: Sequence[int]) -> tuple[float, Usage]:
 class House:
     """The three services with small upper tiers, over an SSD folder that outlives them."""
 
-    def __init__(self, folder: Path, model: Path, blocks: int) -> None:
+    def __init__(self, folder: Path, model: Path, blocks: int, block_bytes: int) -> None:
+        """`blocks` of `block_bytes` are those of a prompt."""
         self._folder, self._model = folder, model
-        self._blocks = blocks
+        self._blocks, self._block_bytes = blocks, block_bytes
         self._starts = 0
 
     def start(self) -> Supervisor:
@@ -82,23 +85,29 @@ class House:
             state_dir=self._folder / f"state-{self._starts}",
             executor_args=(f"--model={self._model}", f"--pool-blocks={self._blocks + SPARE_BLOCKS}"),
             cache_args=(
-                f"--cpu-bytes={self._block_bytes() * self._blocks * 5 // 2}",
+                f"--cpu-bytes={self._block_bytes * self._blocks * 5 // 2}",
                 f"--ssd-dir={self._folder / 'ssd'}",
-                f"--ssd-bytes={self._block_bytes() * self._blocks * 40}",
+                f"--ssd-bytes={self._block_bytes * self._blocks * 40}",
             ),
         )
         supervisor = Supervisor(options)
         supervisor.start()
         return supervisor
 
-    def _block_bytes(self) -> int:
-        return 23_040 * BLOCK_TOKENS  # of the default model in fp16
-
 
 def measure(args: argparse.Namespace, model: Path, folder: Path) -> dict[str, list[float]]:
     """Milliseconds of each round, by what was hit."""
-    prefixes = Prefixes(args.prefix, args.new)
-    house = House(folder, model, -(-(args.prefix + args.new) // BLOCK_TOKENS) + 1)
+    sizes = load_weights(model, config.cache_dir()).config
+    kv = KVShape(
+        -(-(args.prefix + args.new) // BLOCK_TOKENS) + 1,
+        sizes.layers,
+        BLOCK_TOKENS,
+        sizes.kv_heads,
+        sizes.head_size,
+        torch.float16,
+    )
+    prefixes = Prefixes(args.prefix, args.new, sizes.vocabulary)
+    house = House(folder, model, kv.blocks, kv.block_bytes)
     found: dict[str, list[float]] = {name: [] for name in ("cold", *TIERS)}
     services = house.start()
     try:
