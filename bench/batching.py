@@ -6,7 +6,8 @@ All paths run the same loop over the same weights. Ours: fp16 packed layers, pag
 pool, native row-wise kernels. Plain: `F.linear` in fp32, contexts gathered for torch's own attention layer by layer,
 torch's row-wise operations. Tuned: the plain path with a gather of half the copies and our row-wise kernels, so that
 only linear layers and attention differ. Steps of all are taken in turn; figures are medians, and a ratio is the
-median of the ratios of neighbours. The last line is JSON.
+median of the ratios of neighbours. Beside each batch stands what this machine allows (roofline.py): its share is how
+near ours comes. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import json
 import statistics
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from time import perf_counter
 
@@ -24,6 +25,7 @@ import numpy as np
 import torch
 
 from bench.plain_attention import GatherAttention
+from bench.roofline import measure_machine
 from executor_svc.attention import AttentionBackend, KVShape
 from executor_svc.kernels.elementwise import TorchElementwise, select_elementwise
 from executor_svc.model.linear import Packer, pad_rows
@@ -43,7 +45,7 @@ LONGEST_S = 10.0  # of a batch size, once it has the least number of pairs
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One batch size. `fp32_*` is the plain path, `tuned_fp32_*` the tuned one."""
+    """One batch size. `fp32_*`: the plain path; `tuned_fp32_*`: the tuned one; `roofline_*`: what is allowed."""
 
     batch: int
     tokens_per_s: float
@@ -53,6 +55,13 @@ class Point:
     over_fp32: float
     tuned_fp32_step_ms: float
     over_tuned_fp32: float
+    roofline_step_ms: float = 0.0
+    of_roofline: float = 0.0
+
+    def beside(self, roofline_s: float) -> Point:
+        """With the floor of such a step."""
+        floor_ms = roofline_s * 1e3
+        return replace(self, roofline_step_ms=round(floor_ms, 2), of_roofline=round(floor_ms / self.step_ms, 2))
 
 
 def decode_plan(batch: int, context: int, vocabulary: int) -> StepPlan:
@@ -158,16 +167,22 @@ def run(path: Path, context: int, batches: Sequence[int], pairs: int) -> dict[st
 
         return step
 
+    machine = measure_machine()
     print(f"{path.name}: {model.info.fingerprint_text}; threads {torch.get_num_threads()}; context {context}")
-    print("batch   tokens/s   step ms | plain fp32: tokens/s   step ms   ratio | tuned: step ms   ratio")
+    print(machine.describe())
+    print(
+        "batch   tokens/s   step ms | plain fp32: tokens/s   step ms   ratio | tuned: step ms   ratio"
+        " | roofline: step ms   share"
+    )
     curve = []
     for batch in batches:
         steps = (model.run, greedy_step(plain), greedy_step(tuned))
-        point = measure(batch, context, steps, pairs, sizes.vocabulary)
+        point = measure(batch, context, steps, pairs, sizes.vocabulary).beside(machine.step_s(sizes, batch, context))
         print(
             f"{batch:5d} {point.tokens_per_s:10.1f} {point.step_ms:9.2f} | {point.fp32_tokens_per_s:20.1f} "
             f"{point.fp32_step_ms:9.2f} {point.over_fp32:7.2f} | "
-            f"{point.tuned_fp32_step_ms:14.2f} {point.over_tuned_fp32:7.2f}",
+            f"{point.tuned_fp32_step_ms:14.2f} {point.over_tuned_fp32:7.2f} | "
+            f"{point.roofline_step_ms:17.2f} {point.of_roofline:7.2f}",
             flush=True,
         )
         curve.append(point)
@@ -175,6 +190,8 @@ def run(path: Path, context: int, batches: Sequence[int], pairs: int) -> dict[st
     return {
         "curve": [asdict(point) for point in curve],
         "over_fp32_b32": headline,
+        "read_gb_per_s": round(machine.read_bytes_per_s / 1e9, 1),
+        "gflops": round(machine.flops / 1e9),
         **padding(model.info.row_multiple),
     }
 
