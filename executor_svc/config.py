@@ -10,7 +10,7 @@ from executor_svc.limits import Limits
 from jitney.presets import PRESETS
 from jitney.scheduler_codec import digest_of
 from jitney.serving.config import ConfigError, ServingConfig, option
-from jitney.snapshot import Batching, HorizonKind, PolicyChoice, PolicyTable, Settings
+from jitney.snapshot import Batching, HorizonKind, LowerTiers, PolicyChoice, PolicyTable, Settings
 
 SERVICE = "executor"
 MICRO = 1_000_000
@@ -62,6 +62,10 @@ class ExecutorConfig(ServingConfig):
     )
     horizon: Literal["steps", "until_event"] = option("steps", "How long a decision holds")
     horizon_steps: int = option(1, "Steps that a decision holds for", minimum=1, maximum=1 << 20)
+
+    lower_tiers: Literal["measured", "always", "never"] = option(
+        "measured", "When hits are loaded from lower tiers and victims swapped to them, not computed again"
+    )
 
     tenants: Path | None = option(
         None, "TOML file, a table a tenant: weight, max_rows, max_waiting_tokens, max_priority"
@@ -139,6 +143,7 @@ class ExecutorConfig(ServingConfig):
             target_tpot_us=round(self.target_tpot_ms * 1000),
             max_waiting_requests=self.max_waiting_requests,
             max_waiting_tokens=self.max_waiting_tokens,
+            lower_tiers=LowerTiers[self.lower_tiers.upper()],
         )
 
     def limits(self) -> Limits:

@@ -48,6 +48,7 @@ from jitney.snapshot import (
     Batching,
     Blocks,
     HorizonKind,
+    LowerTiers,
     PolicyChoice,
     PolicyMemory,
     PolicyTable,
@@ -374,6 +375,7 @@ def _get_settings(message: pb.Settings) -> Settings:
     values = {name: getattr(message, name) for name in _SCALARS[Settings]}
     values["batching"] = _enum(Batching, message.batching, "settings.batching")
     values["horizon_kind"] = _enum(HorizonKind, message.horizon_kind, "settings.horizon_kind")
+    values["lower_tiers"] = _enum(LowerTiers, message.lower_tiers, "settings.lower_tiers")
     return Settings(**values)
 
 

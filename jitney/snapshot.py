@@ -43,6 +43,15 @@ class HorizonKind(IntEnum):
     UNTIL_EVENT = 2
 
 
+class LowerTiers(IntEnum):
+    """When blocks are copied from and to lower tiers, not computed again: hits are loaded, victims swapped."""
+
+    UNSPECIFIED = 0
+    MEASURED = 1
+    ALWAYS = 2
+    NEVER = 3
+
+
 class Outcome(IntEnum):
     """How a request ended."""
 
@@ -90,6 +99,7 @@ class Settings:
     target_tpot_us: int = 0
     max_waiting_requests: int = 0
     max_waiting_tokens: int = 0
+    lower_tiers: LowerTiers = LowerTiers.MEASURED
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from jitney.snapshot import (
     PRIORITY_RANGE,
     Batching,
     HorizonKind,
+    LowerTiers,
     Snapshot,
 )
 
@@ -83,6 +84,8 @@ def _check_scalars(snapshot: Snapshot) -> None:
         _refuse("settings.batching", "one of CONTINUOUS, STATIC_PADDED, STATIC_DROPPING", "UNSPECIFIED")
     if settings.horizon_kind is HorizonKind.UNSPECIFIED:
         _refuse("settings.horizon_kind", "one of STEPS, UNTIL_EVENT", "UNSPECIFIED")
+    if settings.lower_tiers is LowerTiers.UNSPECIFIED:
+        _refuse("settings.lower_tiers", "one of MEASURED, ALWAYS, NEVER", "UNSPECIFIED")
     for name in ("total", "free", "evictable", "leaving", "granted"):
         _at_least(f"blocks.{name}", getattr(blocks, name), 0)
     accounted = blocks.free + blocks.evictable + blocks.granted

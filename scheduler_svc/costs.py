@@ -26,7 +26,7 @@ import numpy as np
 
 from jitney.columns import I64
 from jitney.decision import PreemptionMode
-from jitney.snapshot import Rates, Snapshot, TierRoom
+from jitney.snapshot import LowerTiers, Rates, Snapshot, TierRoom
 from scheduler_svc.running import Flags, RunningRows
 from scheduler_svc.step_time import StepTime
 
@@ -111,6 +111,7 @@ class Costs:
                 (PreemptionMode.SWAP_CPU, cpu, cpu.queue_us, False),
                 (PreemptionMode.SWAP_SSD, ssd, cpu.queue_us + ssd.queue_us, True),
             )
+            if snapshot.settings.lower_tiers is not LowerTiers.NEVER
         )
         return cls(
             Cost(recompute_us, _lost(recompute_us, rows_at_once(rows))),
@@ -176,9 +177,12 @@ def rows_at_once(rows: RunningRows) -> int:
 
 
 def compute_us(snapshot: Snapshot, first: I64, last: I64) -> I64:
-    """Microseconds [R] that it takes to compute the tokens of rows from index `first` [R] up to `last` [R]."""
+    """Microseconds [R] that it takes to compute the tokens of rows from index `first` [R] up to `last` [R]; ages, where
+    all that can be copied is to be copied."""
     rates = snapshot.rates
     speed = rates.prefill_tokens_per_s or ASSUMED_PREFILL_TOKENS_PER_S
+    if snapshot.settings.lower_tiers is LowerTiers.ALWAYS:
+        speed = 1  # whatever is copied comes sooner
     chunk = max(min(snapshot.settings.chunk_cap_tokens, snapshot.settings.max_step_tokens), 1)
     first, last = np.minimum(first, MAX_TOKENS), np.minimum(last, MAX_TOKENS)
     count = np.maximum(last - first, 0)

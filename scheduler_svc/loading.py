@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jitney.snapshot import Snapshot
+from jitney.snapshot import LowerTiers, Snapshot
 from scheduler_svc.costs import MAX_BLOCK_NS, compute_us
 
 ASSUMED_READ_BYTES_PER_S = 200_000_000
@@ -68,6 +68,8 @@ class LoadCosts:
         """Of a request that has so many blocks on the device, then in the CPU tier and on the SSD. `rows` wait while it
         is computed."""
         found = cpu + ssd
+        if self.snapshot.settings.lower_tiers is LowerTiers.NEVER:
+            return Load(found=found)
         parts = [(cpu, 0)] if cpu else []
         if ssd and self.read_ns:
             parts.append((found, ssd))
@@ -80,6 +82,8 @@ class LoadCosts:
         block of it, with `rows` that wait while it is computed. Found are none."""
         cpu, ssd = (room.free_blocks + room.pin_blocks > 0 for room in (self.snapshot.cpu, self.snapshot.ssd))
         if not (cpu or ssd) or (ssd and not self.read_ns):
+            return NO_LOAD
+        if self.snapshot.settings.lower_tiers is LowerTiers.NEVER:
             return NO_LOAD
         pays = self.copy_ns + (self.read_ns if ssd else 0) < 1000 * self.compute_us(0, 1) * rows
         return Load(blocks=blocks) if pays else NO_LOAD

@@ -15,7 +15,7 @@ from math import isqrt
 import numpy as np
 
 from jitney.columns import I64, PrefetchColumns, SubstituteColumns
-from jitney.snapshot import HorizonKind, Snapshot
+from jitney.snapshot import HorizonKind, LowerTiers, Snapshot
 from scheduler_svc.admission import Boarding, board
 from scheduler_svc.budget import Budget, Reserve
 from scheduler_svc.horizon import Horizon
@@ -108,7 +108,7 @@ def prefetches(snapshot: Snapshot, order: I64, boards: list[int]) -> PrefetchCol
     table, rates, costs = snapshot.candidates, snapshot.rates, LoadCosts.of(snapshot)
     if not rates.ssd_read_bytes_per_s or not rates.block_bytes or costs.copy_ns >= 1000 * costs.compute_us(0, 1):
         return PrefetchColumns()
-    if not np.count_nonzero(table.ssd_hit_blocks):
+    if snapshot.settings.lower_tiers is LowerTiers.NEVER or not np.count_nonzero(table.ssd_hit_blocks):
         return PrefetchColumns()
     on_ssd = {int(table.id[row]): int(table.ssd_hit_blocks[row]) for row in np.flatnonzero(table.ssd_hit_blocks)}
     ids, counts = [], []

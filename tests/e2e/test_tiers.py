@@ -142,7 +142,7 @@ def test_what_was_computed_past_a_stop_is_not_found(warm: Supervisor) -> None:
     [
         pytest.param((300, 0), id="device"),
         pytest.param((340, 6), id="cpu"),
-        pytest.param((380, 30), id="ssd", marks=pytest.mark.slow),
+        pytest.param((380, 30), id="ssd"),
     ],
 )
 def test_17_another_salt_hits_nothing(warm: Supervisor, seeds: tuple[int, int]) -> None:

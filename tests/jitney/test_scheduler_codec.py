@@ -31,6 +31,7 @@ from jitney.scheduler_codec import (
 from jitney.snapshot import (
     Batching,
     HorizonKind,
+    LowerTiers,
     Outcome,
     PolicyChoice,
     PolicyMemory,
@@ -66,7 +67,7 @@ def test_the_registry_is_the_proto() -> None:
 
 
 def test_enums_and_scalars_are_the_protos() -> None:
-    enums = ((Batching, pb.Batching), (HorizonKind, pb.HorizonKind), (Outcome, pb.Outcome))
+    enums = ((Batching, pb.Batching), (HorizonKind, pb.HorizonKind), (LowerTiers, pb.LowerTiers), (Outcome, pb.Outcome))
     more = ((PreemptionMode, pb.PreemptionMode), (WaitReason, pb.WaitReason), (RefusalReason, pb.RefusalReason))
     for mine, theirs in (*enums, *more):
         assert sorted(int(value) for value in mine) == sorted(theirs.values())

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from jitney.decision import Decision
-from jitney.snapshot import Blocks, Rates, Settings, Snapshot, TierRoom
+from jitney.snapshot import Blocks, LowerTiers, Rates, Settings, Snapshot, TierRoom
 from scheduler_svc.decide import decide
 from tests.support.decision_checks import check_decision
 from tests.support.situations import candidates, running, waiting
@@ -43,6 +43,17 @@ def test_whatever_is_faster() -> None:
     assert loads(10, 10, rates=fast) == (10, 10)
     assert loads(0, 10, rates=fast) == (0, 10)
     assert loads(10, 10, rates=replace(RATES, prefill_tokens_per_s=20_000)) == (0, 20)
+
+
+def test_always_or_never_whatever_the_rates() -> None:
+    for use, expected in ((LowerTiers.ALWAYS, (20, 0)), (LowerTiers.NEVER, (0, 20))):
+        settings = Settings(max_step_tokens=64, max_rows=8, chunk_cap_tokens=32, lower_tiers=use)
+        for rates in (
+            RATES,
+            Rates(block_bytes=10**6),
+            replace(RATES, to_device_bytes_per_s=10**6, ssd_read_bytes_per_s=10**6),
+        ):
+            assert loads(10, 10, settings=settings, rates=rates) == expected
 
 
 def test_waits_in_the_queues_count() -> None:

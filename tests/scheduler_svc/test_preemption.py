@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from jitney.decision import Decision, PreemptionMode, WaitReason
-from jitney.snapshot import Blocks, Rates, Settings, Snapshot, TierRoom
+from jitney.snapshot import Blocks, LowerTiers, Rates, Settings, Snapshot, TierRoom
 from scheduler_svc.costs import cheapest_cover
 from scheduler_svc.decide import decide
 from tests.support.decision_checks import check_decision
@@ -172,6 +172,24 @@ def test_recompute_when_it_is_cheaper() -> None:
     decision = decided(running=rows, rates=slow, cpu=TierRoom(free_blocks=50, pin_blocks=50))
     assert decision.preempt.mode.tolist() == [PreemptionMode.RECOMPUTE]
     assert decision.preempt.recompute_us.tolist() == [8_000] and decision.preempt.move_us.tolist() == [2_000_000]
+
+
+def test_always_or_never_whatever_the_rates() -> None:
+    big = {"prompt_tokens": 160, "computed_tokens": 159, "held_blocks": 10, "generated_tokens": 0, "arrival_us": 1}
+    rows, room = running(GROWS | {"arrival_us": 0}, big), TierRoom(free_blocks=50, pin_blocks=50)
+    slow = replace(RATES, to_host_bytes_per_s=10**6, to_device_bytes_per_s=10**6)
+    for use, rates, mode in (
+        (LowerTiers.MEASURED, slow, PreemptionMode.RECOMPUTE),
+        (LowerTiers.ALWAYS, slow, PreemptionMode.SWAP_CPU),
+        (LowerTiers.MEASURED, RATES, PreemptionMode.SWAP_CPU),
+        (LowerTiers.NEVER, RATES, PreemptionMode.RECOMPUTE),
+    ):
+        settings = Settings(max_step_tokens=64, max_rows=16, lower_tiers=use)
+        decision = decided(running=rows, rates=rates, cpu=room, settings=settings)
+        assert victims(decision) == [2] and decision.preempt.mode.tolist() == [mode], use
+    settings = Settings(max_step_tokens=64, max_rows=16, lower_tiers=LowerTiers.ALWAYS)
+    decision = decided(running=rows, rates=slow, settings=settings)
+    assert decision.preempt.mode.tolist() == [PreemptionMode.RECOMPUTE]  # there is no room
 
 
 def test_coasting_preempts_the_least_loss_first() -> None:

@@ -25,6 +25,7 @@ from jitney.snapshot import (
     Batching,
     Blocks,
     HorizonKind,
+    LowerTiers,
     Outcome,
     PolicyChoice,
     PolicyMemory,
@@ -119,6 +120,7 @@ def random_snapshot(rand: random.Random, n_run: int, n_wait: int, *, tiers: bool
             horizon_kind=rand.choice([HorizonKind.STEPS] * 5 + [HorizonKind.UNTIL_EVENT]),
             horizon_steps=rand.choice([1, 1, 1, 2, 7, 100]),
             target_tpot_us=rand.choice([0, 0, 1, 50, 10**6]),
+            lower_tiers=rand.choice([LowerTiers.MEASURED] * 4 + [LowerTiers.ALWAYS, LowerTiers.NEVER]),
         ),
         blocks=Blocks(
             total,

@@ -36,6 +36,7 @@ def executor_flags(folder: Path, pool: int, seed: int = 0, *, slow: bool = False
         "--max-step-tokens=128",
         "--chunk-cap-tokens=64",
         "--max-rows=8",
+        "--lower-tiers=always",
     )
 
 
