@@ -1,0 +1,31 @@
+/* Puts the splits of paged_decode together, in the order of the context: grid [heads, rows], HEAD_SIZE threads. */
+
+/* sum / weight, 0 of no tokens, as float32 or as an element. */
+__device__ __forceinline__ void store_result(void *out, i64 index, int out_float, float sum, float weight) {
+    const float x = weight == 0.0f ? 0.0f : sum / weight;
+    if (out_float)
+        ((float *)out)[index] = x;
+    else
+        ((u16 *)out)[index] = (u16)(pack(x, 0.0f) & 0xffffu);
+}
+
+/* What a part with this largest score counts beside one with `peak`; nothing if it has no tokens. */
+__device__ __forceinline__ float part_scale(float part_peak, float peak) {
+    return part_peak == NEVER ? 0.0f : exp2_fast(part_peak - peak);
+}
+
+extern "C" __global__ void __launch_bounds__(HEAD_SIZE)
+    merge_splits(void *out, i64 out_stride, int out_float, const float *parts, const float *sums, const int *tokens,
+                 int splits) {
+    const int head = blockIdx.x, row = blockIdx.y, heads = gridDim.x;
+    const i64 token = tokens == nullptr ? row : tokens[row];
+    const i64 first = ((i64)row * heads + head) * splits;
+    float peak = NEVER, weight = 0.0f, sum = 0.0f;
+    for (int s = 0; s < splits; s++) peak = fmaxf(peak, sums[2 * (first + s)]);
+    for (int s = 0; s < splits; s++) {
+        const float scale = part_scale(sums[2 * (first + s)], peak);
+        weight += scale * sums[2 * (first + s) + 1];
+        sum += scale * parts[(first + s) * HEAD_SIZE + threadIdx.x];
+    }
+    store_result(out, token * out_stride + (i64)head * HEAD_SIZE + threadIdx.x, out_float, sum, weight);
+}
