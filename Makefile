@@ -16,7 +16,7 @@ pip = @if [ -t 1 ]; then \
 	else $(BIN)/python -m pip --disable-pip-version-check --no-input -qq $(1); fi
 
 .DEFAULT_GOAL := help
-.PHONY: help venv protos kernels model serve demo test test-slow lint types proto-check fmt bench-batching bench-decide bench-ledger bench-static bench-exercises bench-preempt bench-lengths bench-prefix bench-tiers k8s wheel clean distclean
+.PHONY: help venv protos kernels model serve demo test test-slow lint types proto-check fmt bench-batching bench-step bench-decide bench-ledger bench-static bench-exercises bench-preempt bench-lengths bench-prefix bench-tiers k8s wheel clean distclean
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):[^#]*## /\1\t/' | expand -t 18
@@ -83,6 +83,9 @@ fmt: $(TESTS) ## format the code
 
 bench-batching: kernels model ## tokens/s and step time at batch 1 to 128
 	@$(BIN)/python -m bench.batching $(ARGS)
+
+bench-step: kernels protos model ## where a decode step's time goes, and what the whole stack costs over the bare forward pass
+	@$(BIN)/python -m bench.step $(ARGS)
 
 bench-decide: protos ## the control path of a step, beside vLLM's in-process scheduler
 	@$(BIN)/python -m bench.decide $(ARGS)
