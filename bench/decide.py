@@ -30,8 +30,9 @@ from typing import Any
 from bench.common import busy_cores, load_average, percentile
 from bench.control_path import ControlPath
 from bench.echo import echo_us
+from bench.environments import NotToBeHad
 from bench.live_loop import on_clients_loop, services
-from bench.vllm import NoVllm, VllmSide
+from bench.vllm import VllmSide
 from executor_svc.decision_log import DecisionRecorder
 from executor_svc.scheduler_client import DECIDE
 from executor_svc.situation import Reads
@@ -113,7 +114,7 @@ class Sides:
             for policy in VLLM_POLICIES:
                 self._sides[policy] = VllmSide()
             self.build(8, 0)
-        except NoVllm as reason:
+        except NotToBeHad as reason:
             self._leave(reason)
 
     def build(self, running: int, waiting: int) -> None:
@@ -121,14 +122,14 @@ class Sides:
         try:
             for policy, side in self._sides.items():
                 side.build(running, waiting, policy, SEED)
-        except NoVllm as reason:
+        except NotToBeHad as reason:
             self._leave(reason)
 
     def round(self, steps: int) -> dict[str, list[float]]:
         """Microseconds of the next steps of each."""
         try:
             return {policy: side.steps_us(steps) for policy, side in self._sides.items()}
-        except NoVllm as reason:
+        except NotToBeHad as reason:
             self._leave(reason)
             return {}
 
@@ -138,7 +139,7 @@ class Sides:
             side.close()
         self._sides = {}
 
-    def _leave(self, reason: NoVllm) -> None:
+    def _leave(self, reason: NotToBeHad) -> None:
         print(f"without vLLM, whose fields are null: {reason}", flush=True)
         self.close()
 

@@ -31,10 +31,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from bench.common import load_average, percentile
+from bench.environments import NotToBeHad
 from bench.ledger_rows import ROOT, Rows
 from bench.ledger_workload import BLOCK_TOKENS, POOL_BLOCKS, PROMPT_BLOCKS, WARM_UP_STEPS
 from bench.live_loop import SWITCH_S, on_clients_loop, services
-from bench.vllm import NoVllm, VllmProcess
+from bench.vllm import VllmProcess
 from cache_svc.blocks import BlockTable
 from cache_svc.cost_order import ORDERS
 from cache_svc.ledger import Ledger
@@ -169,7 +170,7 @@ def peer(wanted: bool) -> Iterator[VllmProcess | None]:
     """vLLM's side, or None and why."""
     try:
         process = VllmProcess("vllm_ledger_side.py") if wanted else None
-    except NoVllm as error:
+    except NotToBeHad as error:
         print(f"no comparison: {error}", flush=True)
         process = None
     try:

@@ -9,12 +9,11 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from jitney.serving import config
+from bench.environments import Environment, NotToBeHad
 
 VLLM: Final = "vllm==0.33.0"
 NEEDS: Final = (
@@ -45,40 +44,13 @@ NEEDS: Final = (
     "uvloop==0.23.0",
     "xgrammar==0.2.9",
 )
-_IMPORT: Final = "from vllm.v1.core.sched.scheduler import Scheduler"
 
-
-class NoVllm(Exception):
-    """vLLM's scheduler is not to be had here; the message says why, in one sentence."""
-
-
-def environment() -> Path:
-    """The interpreter of vLLM's environment, which is made if it is not there. Raises NoVllm."""
-    folder = config.cache_dir() / "bench-vllm"
-    python, made = folder / "bin" / "python", folder / ".made"
-    if made.exists() and made.read_text() == _recipe():
-        return python
-    print(f"making an environment for vLLM's scheduler in {folder}: some 2 GB, once", flush=True)
-    install = [str(python), "-m", "pip", "--disable-pip-version-check", "--no-input", "-q", "install"]
-    for command in (
-        [sys.executable, "-m", "venv", str(folder)],
-        [*install, *NEEDS],
-        [*install, "--no-deps", VLLM],
-        [str(python), "-c", _IMPORT],
-    ):
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, env=variables(), check=False)
-        except OSError as error:
-            raise NoVllm(f"{command[0]} cannot be run: {error}") from error
-        if done.returncode:
-            lines = [line for line in done.stderr.strip().splitlines() if line.strip()] or ["it said nothing"]
-            raise NoVllm(f"`{' '.join(command[-3:])}` failed: {lines[-1]}")
-    made.write_text(_recipe())
-    return python
-
-
-def _recipe() -> str:
-    return "\n".join((VLLM, *NEEDS))
+ENVIRONMENT: Final = Environment(
+    name="bench-vllm",
+    installs=(("install", *NEEDS), ("install", "--no-deps", VLLM)),
+    check="from vllm.v1.core.sched.scheduler import Scheduler",
+    size="some 2 GB",
+)
 
 
 def variables() -> dict[str, str]:
@@ -91,8 +63,8 @@ class VllmProcess:
     turns."""
 
     def __init__(self, script: str) -> None:
-        """`script` lies beside this file. Raises NoVllm."""
-        command = [str(environment()), "-P", str(Path(__file__).with_name(script))]
+        """`script` lies beside this file. Raises NotToBeHad."""
+        command = [str(ENVIRONMENT.made()), "-P", str(Path(__file__).with_name(script))]
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -113,16 +85,16 @@ class VllmProcess:
             self._process.wait()
 
     def ask(self, **message: Any) -> dict[str, Any]:
-        """Its answer to one message. Raises NoVllm if it has ended."""
+        """Its answer to one message. Raises NotToBeHad if it has ended."""
         assert self._process.stdin is not None and self._process.stdout is not None
         try:
             self._process.stdin.write(json.dumps(message) + "\n")
             self._process.stdin.flush()
             line = self._process.stdout.readline()
         except OSError as error:
-            raise NoVllm(f"its process ended: {error}") from error
+            raise NotToBeHad(f"its process ended: {error}") from error
         if not line:
-            raise NoVllm(f"its process ended with status {self._process.wait()}")
+            raise NotToBeHad(f"its process ended with status {self._process.wait()}")
         answer: dict[str, Any] = json.loads(line)
         return answer
 
@@ -131,14 +103,14 @@ class VllmSide(VllmProcess):
     """Its scheduler, step by step."""
 
     def __init__(self) -> None:
-        """Raises NoVllm."""
+        """Raises NotToBeHad."""
         super().__init__("vllm_side.py")
 
     def build(self, running: int, waiting: int, policy: str, seed: int) -> None:
         """A scheduler with so many rows, and so many requests that wait."""
         got = self.ask(build={"running": running, "waiting": waiting, "policy": policy, "seed": seed})
         if got["running"] < running - 4:
-            raise NoVllm(f"it runs {got['running']} rows, {running} were asked for")
+            raise NotToBeHad(f"it runs {got['running']} rows, {running} were asked for")
 
     def steps_us(self, count: int) -> list[float]:
         """Times of the next steps, in microseconds."""
