@@ -16,7 +16,7 @@ pip = @if [ -t 1 ]; then \
 	else $(BIN)/python -m pip --disable-pip-version-check --no-input -qq $(1); fi
 
 .DEFAULT_GOAL := help
-.PHONY: help venv protos kernels model serve demo test test-slow lint types proto-check fmt bench-batching bench-step bench-decide bench-ledger bench-static bench-exercises bench-preempt bench-lengths bench-prefix bench-tiers k8s wheel clean distclean
+.PHONY: help venv protos kernels model serve demo test test-slow lint types proto-check fmt bench-batching bench-step bench-decide bench-ledger bench-static bench-exercises bench-preempt bench-lengths bench-prefix bench-tiers bench-peers k8s wheel clean distclean
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):[^#]*## /\1\t/' | expand -t 18
@@ -110,6 +110,9 @@ bench-prefix: kernels protos model ## first token after a hit in each tier; evic
 
 bench-tiers: kernels protos ## copies between device pool, CPU tier and SSD, beside memcpy and a plain file
 	@$(BIN)/python -m bench.tiers $(ARGS)
+
+bench-peers: protos kernels model ## beside llama.cpp, transformers and vLLM's CPU build, which it sets up (ARGS="--quick")
+	@$(BIN)/python -m bench.peers $(ARGS)
 
 k8s: $(TESTS) ## render and validate the Kubernetes manifests
 	@$(BIN)/python -m pytest -q tests/k8s

@@ -20,16 +20,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+import torch
+
 from bench.common import load_average
-from bench.peers.figures import Absent, Left, last_line, roofline_tokens_per_s, table
+from bench.peers.figures import Absent, Left, last_line, table
 from bench.peers.llama_cpp import LlamaCpp
 from bench.peers.loads import LOADS
 from bench.peers.ours import Ours
 from bench.peers.packages import Transformers, VllmCpu
-from bench.peers.roofline import sizes
 from bench.peers.runs import Bench, Options
 from bench.peers.servers import Peer
+from bench.roofline import Machine
+from executor_svc.model.loader import load_weights
 from jitney.models import default_model_path
+from jitney.serving import config
 
 ROUNDS = 5
 SLOTS = "4,8,16,32,64"
@@ -60,7 +64,7 @@ def main() -> int:
     scale = QUICK_SCALE if options.quick else options.scale
     rounds = 1 if options.quick else options.rounds
     print(f"{model.name}; {rounds} rounds, scale {scale:g}; {load_average()} at the start", flush=True)
-    of_model, vocabulary = sizes(model)
+    shape = load_weights(model, config.cache_dir()).config
     bench = Bench(
         Options(
             loads=_chosen(options.loads, LOADS),
@@ -73,7 +77,7 @@ def main() -> int:
             file=options.results,
         ),
         _chosen(options.peers, peers),
-        vocabulary,
+        shape.vocabulary,
     )
     asyncio.run(bench.run())
     results = bench.results
@@ -86,15 +90,16 @@ def main() -> int:
                 f"left out after a round: {record.peer} in {record.load}, "
                 f"at {record.share_of_best:.2f} of the best peer (limit {record.below:g})"
             )
-    machine = results.machine()
-    if machine is not None:
-        bandwidth, products = machine
+    capacity, roofline = results.capacity(), {}
+    if capacity is not None:
+        bandwidth, products = capacity
+        machine = Machine(torch.get_num_threads(), bandwidth.median * 1e9, products.median * 1e9)
+        roofline = {batch: batch / machine.step_s(shape, batch, CONTEXT) for batch in BATCHES}
         print(f"memory {bandwidth.text(1)} GB/s, fp32 products {products.text(0)} GFLOP/s; at most, with fp16 weights:")
-        for batch in BATCHES:
-            most = roofline_tokens_per_s(of_model, batch, CONTEXT, bandwidth.median, products.median)
+        for batch, most in roofline.items():
             print(f"  batch {batch:2d}, context {CONTEXT}: {most:6.1f} tokens/s")
     print(f"{load_average()} at the end")
-    print(json.dumps(last_line(results, of_model)))
+    print(json.dumps(last_line(results, roofline.get(32))))
     return 0
 
 

@@ -5,7 +5,6 @@ A record is one line of JSON. A ratio is taken within a round, and shown as the 
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -52,13 +51,13 @@ class Tried:
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class Capacity:
     """What the machine can do: reading from memory, and fp32 products of large matrices."""
 
     round: int
     gb_per_s: float
     gflop_per_s: float
-    kind: Literal["machine"] = "machine"
+    kind: Literal["capacity"] = "capacity"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +81,11 @@ class Left:
     kind: Literal["left"] = "left"
 
 
-Record = Measured | Tried | Machine | Absent | Left
+Record = Measured | Tried | Capacity | Absent | Left
 _KINDS: Final[dict[str, type[Record]]] = {
     "measured": Measured,
     "tried": Tried,
-    "machine": Machine,
+    "capacity": Capacity,
     "absent": Absent,
     "left": Left,
 }
@@ -210,50 +209,26 @@ class Results:
                 left.append(Left(load, peer, speed.median / top.median, below))
         return left
 
-    def machine(self) -> tuple[Range, Range] | None:
+    def capacity(self) -> tuple[Range, Range] | None:
         """Gigabytes a second and GFLOP/s."""
-        found = [record for record in self.records if isinstance(record, Machine)]
+        found = [record for record in self.records if isinstance(record, Capacity)]
         bandwidth = Range.of([record.gb_per_s for record in found])
         products = Range.of([record.gflop_per_s for record in found])
         return (bandwidth, products) if bandwidth is not None and products is not None else None
 
 
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """Of the model: bytes of fp16 weights that a step reads, fp16 KV bytes of a token, parameters that are multiplied,
-    multiplications of attention a token of context (both products)."""
+def last_line(results: Results, roofline_b32: float | None) -> dict[str, object]:
+    """The headline. None where something was not measured; `ratio_prefill` is the lesser of both lengths.
 
-    weight_bytes: float
-    kv_bytes: float
-    parameters: float
-    attention_products: float
-
-
-def roofline_tokens_per_s(
-    sizes: Sizes, batch: int, context: int, bandwidth_gb_per_s: float, gflop_per_s: float
-) -> float:
-    """Decoded tokens/s where either memory or arithmetic is the limit, perfectly overlapped."""
-    read_s = (sizes.weight_bytes + batch * context * sizes.kv_bytes) / (bandwidth_gb_per_s * 1e9)
-    flop = 2.0 * batch * (sizes.parameters + context * sizes.attention_products)
-    return batch / max(read_s, flop / (gflop_per_s * 1e9))
-
-
-def last_line(results: Results, sizes: Sizes) -> dict[str, object]:
-    """The headline. None where something was not measured; `ratio_prefill` is the lesser of both lengths."""
+    `roofline_b32` is tokens/s.
+    """
 
     def rounded(found: tuple[Range, str] | None) -> float | None:
         return round(found[0].median, 3) if found is not None else None
 
     prefills = [rounded(results.ratio(load, precisions=("fp16",))) for load in LOADS if LOADS[load].prefill]
     known = [ratio for ratio in prefills if ratio is not None]
-    ours, batch32, machine = (
-        results.speed("decode_heavy", OURS),
-        results.speed("batch32", OURS),
-        results.machine(),
-    )
-    roofline = (
-        roofline_tokens_per_s(sizes, 32, 256, machine[0].median, machine[1].median) if machine is not None else math.nan
-    )
+    ours, batch32 = results.speed("decode_heavy", OURS), results.speed("batch32", OURS)
     return {
         "ratio_decode_heavy": rounded(results.ratio("decode_heavy")),
         "ratio_mixed": rounded(results.ratio("mixed")),
@@ -262,7 +237,7 @@ def last_line(results: Results, sizes: Sizes) -> dict[str, object]:
         "ratio_prefill": min(known) if known else None,
         "best_peer": results.best_peer("decode_heavy"),
         "fraction_of_roofline_b32": (
-            round(batch32.median / roofline, 3) if batch32 is not None and machine is not None else None
+            round(batch32.median / roofline_b32, 3) if batch32 is not None and roofline_b32 is not None else None
         ),
         "ours_tokens_per_s": round(ours.median, 1) if ours is not None else None,
     }

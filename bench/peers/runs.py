@@ -10,11 +10,11 @@ from pathlib import Path
 
 from bench.environments import NotToBeHad
 from bench.peers import figures
-from bench.peers.figures import OURS, Absent, Measured, Record, Results, Tried
+from bench.peers.figures import OURS, Absent, Capacity, Measured, Record, Results, Tried
 from bench.peers.loads import Ask, Load, asks, climb, mean_new_tokens, trial
 from bench.peers.measuring import Taken, take
-from bench.peers.roofline import machine
 from bench.peers.servers import Failed, Peer, Server
+from bench.roofline import measure_machine
 
 TRIAL_ROUND = 1000  # ids of its own
 WARM_ROUND = 2000
@@ -69,10 +69,8 @@ class Bench:
             for peer in self._peers
             if not self.results.has(load.name, peer.name, number) and not self.results.is_left(load.name, peer.name)
         ]
-        if todo and not any(
-            isinstance(record, figures.Machine) and record.round == number for record in self.results.records
-        ):
-            self._keep(await asyncio.to_thread(machine, number))
+        if todo and not any(isinstance(record, Capacity) and record.round == number for record in self.results.records):
+            self._keep(await self.capacity(number))
         turn = number % len(todo) if todo else 0
         for peer in [*todo[turn:], *todo[:turn]]:
             await self._guarded(load, peer, lambda load, peer: self._measure(load, peer, number))
@@ -105,7 +103,7 @@ class Bench:
     async def _measure(self, load: Load, peer: Peer, number: int) -> None:
         tried = self._tried(load, peer)
         slots = load.fixed_slots or max(tried, key=lambda count: tried[count])
-        per_s = POISSON_SHARE * self._capacity() / mean_new_tokens(load) if load.poisson else 0.0
+        per_s = POISSON_SHARE * self._our_speed() / mean_new_tokens(load) if load.poisson else 0.0
         wanted = asks(load, number, self._vocabulary, self._options.scale, per_s)
         taken = await self._take(load, peer, slots, wanted)
         self._keep(
@@ -120,7 +118,12 @@ class Bench:
             )
         )
 
-    def _capacity(self) -> float:
+    async def capacity(self, number: int) -> Capacity:
+        """What the machine can do, measured between the others."""
+        found = await asyncio.to_thread(measure_machine)
+        return Capacity(number, found.read_bytes_per_s / 1e9, found.flops / 1e9)
+
+    def _our_speed(self) -> float:
         """Ours in the mixed load, tokens/s."""
         if self._options.capacity_tokens_per_s:
             return self._options.capacity_tokens_per_s
