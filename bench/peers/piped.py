@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +23,14 @@ LINE_BYTES = 1 << 20
 class PipedServer:
     """A script with its requests."""
 
-    def __init__(self, python: Path, script: str, arguments: Sequence[str]) -> None:
+    def __init__(
+        self, python: Path, script: str, arguments: Sequence[str], variables: Mapping[str, str] | None = None
+    ) -> None:
+        """`script` lies beside this file; `variables` are added to its environment."""
         variables = {
+            **(variables or {}),
             "PYTHONPATH": "",
             "CUDA_VISIBLE_DEVICES": "",
-            "VLLM_LOGGING_LEVEL": "ERROR",
-            "VLLM_NO_USAGE_STATS": "1",
             "HF_HUB_OFFLINE": "1",
             "OMP_NUM_THREADS": str(os.cpu_count()),
         }
