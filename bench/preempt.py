@@ -1,8 +1,9 @@
 """Time lost to a pool that is too small: by the rule that compares costs, by always recomputing, by always swapping.
 
-    python -m bench.preempt [--seeds 3] [--only WORD]
+    python -m bench.preempt [--part simulated|live] [--only WORD] [--seeds 3] [--rounds 3] [--first-load 0]
 
-The real loop, `decide`, ledger and tiers on a virtual clock. Lost is what all requests of a load together take longer
+Two parts: simulated, here, and live, with the real executor and throttled copies (bench/preempt_live.py). Simulated are
+the real loop, `decide`, ledger and tiers on a virtual clock. Lost is what all requests of a load together take longer
 from arrival to end than the same load takes with a pool that holds everything: victims, rows beside them, rows that
 wait for blocks and requests that wait to board are all in it. To recompute always is to have no lower tier; to swap
 always, to be told that a prefill takes for ever.
@@ -13,8 +14,8 @@ EVEN somewhat more is lost by always swapping than by always recomputing; fast c
 a third. In most scenarios the rates that the scheduler is told are not the true ones: half or double of them, those of
 two seconds ago, or without the other traffic on the link.
 
-The last line is JSON: of all scenarios the worst ratio to the better of the other two ways, and that of the scenarios
-in which neither way is right for all.
+The last line is JSON: of all scenarios of both parts the worst ratio to the better of the other two ways, that of the
+scenarios in which neither way is right for all, and what each live scenario lost.
 """
 
 from __future__ import annotations
@@ -25,9 +26,13 @@ import random
 import statistics
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 
+from bench import preempt_live
+from bench.always_swaps import never_computed_again
+from bench.common import load_average
+from bench.preempt_live import Lost
 from cache_svc.tiers import TierLimits
 from executor_svc.ports import CopyRates
 from executor_svc.step_plan import StepPlan
@@ -87,7 +92,7 @@ class Told(VirtualScheduler):
     def ask(self, snapshot: Snapshot) -> None:
         """Answers after the latency."""
         if self._swaps_always:
-            snapshot = replace(snapshot, rates=replace(snapshot.rates, prefill_tokens_per_s=1))
+            snapshot = never_computed_again(snapshot)
         super().ask(snapshot)
 
     def poll(self) -> Decision | None:
@@ -196,20 +201,16 @@ SCENARIOS: Sequence[Scenario] = (
 )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Prints a line a scenario and the JSON line."""
-    parser = argparse.ArgumentParser(prog="python -m bench.preempt", description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--seeds", type=int, default=3, help="loads a scenario")
-    parser.add_argument("--only", default="", help="scenarios with this in their name")
-    options = parser.parse_args(argv)
-    print("seconds lost by rule, recompute, swap (swaps of preemptions)")
+def simulated(loads: int, only: str) -> dict[str, float]:
+    """The ratio of each scenario with `only` in its name."""
+    print("simulated: seconds lost by rule, recompute, swap (swaps of preemptions)")
     ratios: dict[str, float] = {}
-    seeds = range(options.seeds)
+    seeds = range(loads)
     roomy = [run(SCENARIOS[0], Way.RECOMPUTE, seed, ROOMY_BLOCKS).completion_us for seed in seeds]
     recomputed = [run(SCENARIOS[0], Way.RECOMPUTE, seed) for seed in seeds]
     swapped: dict[Callable[[int], float], list[Outcome]] = {}
     for scenario in SCENARIOS:
-        if options.only not in scenario.name:
+        if only not in scenario.name:
             continue
         if scenario.copy not in swapped:
             swapped[scenario.copy] = [run(scenario, Way.SWAP, seed) for seed in seeds]
@@ -222,11 +223,50 @@ def main(argv: Sequence[str] | None = None) -> int:
             columns.append(f"{lost[-1]:7.2f} ({counts}; {' '.join(f'{one:.1f}' for one in each)})")
         ratios[scenario.name] = lost[0] / min(lost[1:])
         print(f"{scenario.name:32} {' '.join(columns)}  ratio {ratios[scenario.name]:.3f}", flush=True)
+    return ratios
+
+
+def figures(ratios: dict[str, float], live: Sequence[Lost]) -> dict[str, object]:
+    """The JSON line."""
     mixed = [ratios[scenario.name] for scenario in SCENARIOS if scenario.mixed and scenario.name in ratios]
-    figures = {"worst_vs_better_of_both": max(ratios.values(), default=0.0)}
-    if mixed:
-        figures["mixed_vs_better_of_both"] = statistics.fmean(mixed)
-    print(json.dumps({name: round(value, 3) for name, value in figures.items()}))
+    worst = {"simulated": max(ratios.values(), default=None), "live": max((one.ratio for one in live), default=None)}
+    known = [value for value in worst.values() if value is not None]
+    return {
+        "worst_vs_better_of_both": round(max(known), 3) if known else None,
+        "mixed_vs_better_of_both": round(statistics.fmean(mixed), 3) if mixed else None,
+        "worst": {part: None if value is None else round(value, 3) for part, value in worst.items()},
+        "live": [
+            {
+                "scenario": one.scenario,
+                "better": one.better,
+                "ratio": round(one.ratio, 3),
+                "ratio_of_each_round": [round(ratio, 3) for ratio in one.ratios],
+                "lost_s": {way: [round(lost, 2) for lost in seconds] for way, seconds in one.seconds.items()},
+            }
+            for one in live
+        ],
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Prints a line a scenario and the JSON line."""
+    parser = argparse.ArgumentParser(prog="python -m bench.preempt", description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--part", choices=("simulated", "live"), help="absent: both")
+    parser.add_argument("--only", default="", help="scenarios with this in their name")
+    parser.add_argument("--seeds", type=int, default=3, help="simulated loads a scenario")
+    parser.add_argument("--rounds", type=int, default=3, help="live loads a scenario")
+    parser.add_argument("--first-load", type=int, default=0, help="number of the first live load")
+    parser.add_argument("--requests", type=int, default=24, help="of a live load")
+    options = parser.parse_args(argv)
+    print(load_average())
+    ratios: dict[str, float] = {}
+    live: list[Lost] = []
+    if options.part != "live":
+        ratios = simulated(options.seeds, options.only)
+    if options.part != "simulated":
+        loads = range(options.first_load, options.first_load + options.rounds)
+        live = preempt_live.run(loads, options.requests, options.only)
+    print(json.dumps(figures(ratios, live)))
     return 0
 
 

@@ -32,6 +32,8 @@ _KEEP = 0.9
 """Of a measured rate, with each new piece."""
 PIECE_BYTES = 1 << 20
 """Copied at a time, but a block at least."""
+PIECE_S = 0.01
+"""What a piece takes at most where copies are limited, so that one that goes before others does not wait for long."""
 
 
 class SlotFiles:
@@ -105,7 +107,8 @@ class MemoryCopies:
         self._clock = clock
         self._limit = bytes_per_s
         self._files = SlotFiles((), self._block_bytes)
-        self._piece = max(1, PIECE_BYTES // self._block_bytes)
+        piece_bytes = min(PIECE_BYTES, int(PIECE_S * bytes_per_s)) if bytes_per_s else PIECE_BYTES
+        self._piece = max(1, piece_bytes // self._block_bytes)
         self._jobs: list[_Job] = []  # a heap; the one that is being copied is not in it
         self._current: _Job | None = None
         self._more = threading.Condition()

@@ -13,6 +13,7 @@ from typing import Any, Final
 import grpc
 import grpc.aio
 
+from jitney.decision import Decision
 from jitney.errors import InvalidRequest
 from jitney.scheduler.v1 import scheduler_pb2 as pb
 from jitney.scheduler_codec import decode_snapshot, encode_decision
@@ -32,6 +33,7 @@ from scheduler_svc.tables import Tables
 SERVICE_NAME: Final = "jitney.scheduler.v1.Scheduler"
 SLOW_US: Final = 100_000
 """A decision that takes longer is logged."""
+Decider = Callable[[Snapshot, PolicyBook], Decision]
 
 
 def scheduler_server(config: SchedulerConfig) -> ServiceServer:
@@ -45,9 +47,9 @@ def scheduler_server(config: SchedulerConfig) -> ServiceServer:
     return server
 
 
-def handlers(policies: PolicyBook = BUILT_IN) -> grpc.GenericRpcHandler:
-    """The methods of the service. Decide and DecideOnce take and give bytes."""
-    service = _Service(policies)
+def handlers(policies: PolicyBook = BUILT_IN, decider: Decider = decide) -> grpc.GenericRpcHandler:
+    """The methods of the service. Decide and DecideOnce take and give bytes. `decider` is what decides."""
+    service = _Service(policies, decider)
     unary: Callable[..., Any] = grpc.unary_unary_rpc_method_handler
     return grpc.method_handlers_generic_handler(
         SERVICE_NAME,
@@ -62,7 +64,9 @@ def handlers(policies: PolicyBook = BUILT_IN) -> grpc.GenericRpcHandler:
     )
 
 
-def answer(data: bytes, policies: PolicyBook = BUILT_IN, tables: Tables | None = None) -> bytes:
+def answer(
+    data: bytes, policies: PolicyBook = BUILT_IN, tables: Tables | None = None, decider: Decider = decide
+) -> bytes:
     """The serialised decision for a serialised snapshot. InvalidRequest for one that is wrong, Conflict for one that
     names a table which is not held here."""
     started_ns = time.perf_counter_ns()
@@ -71,7 +75,7 @@ def answer(data: bytes, policies: PolicyBook = BUILT_IN, tables: Tables | None =
         told = {"executor": snapshot.executor, "step": snapshot.step, "version": snapshot.memory.version}
         logs.get("decide").warning("policy memory in an unknown format: all start empty", **told)
     with tracing.step("decide", snapshot.executor, snapshot.incarnation, snapshot.step) as span:
-        decided = encode_decision(decide(snapshot, policies))
+        decided = encode_decision(decider(snapshot, policies))
         span.set(running=snapshot.running.rows, waiting=snapshot.waiting.rows)
     took_us = (time.perf_counter_ns() - started_ns) // 1000
     if took_us > SLOW_US:
@@ -88,8 +92,9 @@ def _read(data: bytes, tables: Tables) -> Snapshot:
 class _Service:
     """The methods, over the policies that this scheduler knows. Keeps nothing but the tables that it was sent."""
 
-    def __init__(self, policies: PolicyBook) -> None:
+    def __init__(self, policies: PolicyBook, decider: Decider) -> None:
         self._policies = policies
+        self._decider = decider
         self._tables = Tables()
 
     async def decide(self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
@@ -99,7 +104,7 @@ class _Service:
         log.info("stream opened")
         try:
             async for data in requests:
-                await context.write(answer(data, self._policies, self._tables))
+                await context.write(answer(data, self._policies, self._tables, self._decider))
         except InvalidRequest as error:
             log.warning("snapshot refused", error=error.message)
             raise
@@ -108,7 +113,7 @@ class _Service:
 
     async def decide_once(self, data: bytes, _: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
         """The unary twin."""
-        return answer(data, self._policies, self._tables)
+        return answer(data, self._policies, self._tables, self._decider)
 
     async def explain(
         self, request: pb.ExplainRequest, _: grpc.aio.ServicerContext[pb.ExplainRequest, pb.Explanation]

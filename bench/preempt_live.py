@@ -1,0 +1,253 @@
+"""Time lost to preemption with the real executor, whose copies are throttled: the live half of bench/preempt.py.
+
+All services run, around a random Llama of five million parameters. Each way to treat victims has services of its own,
+and so has the pool that holds everything; all are there all the time. A round gives one load to one after the other,
+so that what the machine does meanwhile falls upon all alike. To recompute always is to have no lower tier; to swap
+always, a scheduler that is told that a prefill takes for ever (bench/always_swaps.py). Everything that was cached is
+removed before each load, and one load that is not counted teaches each executor its rates.
+
+How much copies are throttled, and how fast requests come, follows from what the machine does: SCENARIOS has the bytes
+copied a second in parts of those that a prefill computes in a second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from jitney.client import AsyncClient, Options
+from jitney.client.cache import AsyncCacheClient
+from jitney.service_process import ServiceProcess
+from jitney.supervisor import ServeOptions, Supervisor
+from tests.support.tiny_llama import make_tiny_llama
+
+BLOCK_TOKENS = 16
+LAYERS, HIDDEN, HEADS, VOCABULARY = 2, 512, 8, 512
+BLOCK_BYTES = 2 * 2 * LAYERS * HIDDEN * BLOCK_TOKENS
+ROWS, CHUNK = 8, 128
+PROMPT, ANSWER = (64, 384), (48, 320)
+ROOMY_BLOCKS, POOL_BLOCKS = 1024, 112
+SCENARIOS = {"copies are fast": 2.0, "copies are slow": 0.1, "copies are even": 0.6}
+BUSY = 1.25
+"""Requests come so much faster than eight rows work them off."""
+WAYS = ("rule", "recompute", "swap")
+MIB = 1 << 20
+STARTED_AT_ONCE = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """Of this machine: seconds of a prompt's token, and of one of eight answers' tokens."""
+
+    prefill_s: float
+    decode_s: float
+
+    @property
+    def prefill_mib_per_s(self) -> float:
+        """What is computed."""
+        return BLOCK_BYTES / BLOCK_TOKENS / self.prefill_s / MIB
+
+    @property
+    def each_s(self) -> float:
+        """Between two requests."""
+        return (statistics.fmean(PROMPT) * self.prefill_s + statistics.fmean(ANSWER) * self.decode_s) / BUSY
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One request of a load."""
+
+    at_s: float
+    prompt: list[int]
+    answer: int
+
+
+class House:
+    """The services of one way of preempting."""
+
+    def __init__(
+        self, folder: Path, model: Path, way: str, *, pool: int = POOL_BLOCKS, copy_mib_per_s: int = 0
+    ) -> None:
+        """`way` is one of WAYS; copies that are not limited are none: there is no lower tier."""
+        self._swaps = ServiceProcess("always-swaps", "bench.always_swaps", ("--grace-s=1",), folder)
+        scheduler: tuple[str, ...] = ()
+        folder.mkdir()
+        if way == "swap":
+            self._swaps.start()
+            while not self._swaps.listens():
+                if self._swaps.exit_status() is not None:
+                    raise SystemExit(self._swaps.last_words())
+                time.sleep(0.05)
+            scheduler = (f"--schedulers={self._swaps.target}",)
+        cpu_bytes = 8 * POOL_BLOCKS * BLOCK_BYTES if copy_mib_per_s else 0
+        self._services = Supervisor(
+            ServeOptions(
+                state_dir=folder / "state",
+                grace_s=1.0,
+                executor_args=(
+                    f"--model={model}",
+                    f"--cache-dir={folder.parent}",
+                    "--threads=1",
+                    f"--pool-blocks={pool}",
+                    "--max-step-tokens=256",
+                    f"--chunk-cap-tokens={CHUNK}",
+                    f"--max-rows={ROWS}",
+                    "--max-preemptions=8",
+                    f"--copy-mib-per-s={copy_mib_per_s}",
+                    *scheduler,
+                ),
+                cache_args=(f"--cpu-bytes={cpu_bytes}", "--pin-permille=1000", "--audit-idle-s=0"),
+            )
+        )
+        self.lost_s: list[float] = []  # of each round
+        self.preemptions = self.loaded_blocks = 0  # of all loads
+
+    def start(self) -> None:
+        """All serve."""
+        self._services.start()
+
+    def stop(self) -> None:
+        """Ends all."""
+        self._services.stop(at_once=True)
+        self._swaps.end(1.0)
+
+    async def run(self, load: Sequence[Asked]) -> float:
+        """Seconds from arrival to end of all requests together. Nothing is cached at first."""
+        async with AsyncClient(self._services.executor_target) as client:
+            await self._forget(client)
+            began = time.perf_counter()
+
+            async def each(asked: Asked) -> int:
+                await asyncio.sleep(asked.at_s - (time.perf_counter() - began))
+                done = await client.generate_once(asked.prompt, Options(max_tokens=asked.answer, ignore_eos=True))
+                return done.finished.timings.total_us
+
+            times_us = await asyncio.gather(*(each(asked) for asked in load))
+            self.preemptions = (await client.status()).preemptions
+        async with AsyncCacheClient(self._services.cache_target) as cache:
+            self.loaded_blocks = sum(tier.loaded_blocks for tier in (await cache.status()).tiers)
+        return sum(times_us) / 1e6
+
+    async def speed(self) -> Speed:
+        """Of an executor that has nothing else to do."""
+        prompt, answer, draw = 6 * CHUNK, 64, random.Random(0)
+        alone = [Asked(0.0, drawn(draw, prompt), 1) for _ in range(4)]
+        together = [Asked(0.0, drawn(draw, BLOCK_TOKENS), answer) for _ in range(ROWS)]
+        prefills = [await self.run([asked]) for asked in alone]
+        decodes = [await self.run(together) for _ in range(2)]
+        return Speed(min(prefills) / prompt, min(decodes) / ROWS / (answer * ROWS))
+
+    async def _forget(self, client: AsyncClient) -> None:
+        async with AsyncCacheClient(self._services.cache_target) as cache:
+            await cache.invalidate_model_version((await client.model_info()).version)
+
+
+def drawn(draw: random.Random, tokens: int) -> list[int]:
+    """A prompt."""
+    return [draw.randrange(3, VOCABULARY) for _ in range(tokens)]
+
+
+def load_of(seed: int, requests: int, each_s: float) -> list[Asked]:
+    """So many requests at random times, one each `each_s` on average."""
+    draw = random.Random(seed)
+    return [
+        Asked(draw.random() * requests * each_s, drawn(draw, draw.randint(*PROMPT)), draw.randint(*ANSWER))
+        for _ in range(requests)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """In one scenario: seconds of each round by way."""
+
+    scenario: str
+    seconds: dict[str, list[float]]
+
+    @property
+    def better(self) -> str:
+        """Of the two other ways."""
+        return min(WAYS[1:], key=lambda way: sum(self.seconds[way]))
+
+    @property
+    def ratio(self) -> float:
+        """Of the rule to it."""
+        return sum(self.seconds["rule"]) / sum(self.seconds[self.better])
+
+    @property
+    def ratios(self) -> list[float]:
+        """The same of each round."""
+        return [rule / other for rule, other in zip(self.seconds["rule"], self.seconds[self.better], strict=True)]
+
+
+def run(loads: range, requests: int, only: str) -> list[Lost]:
+    """Each scenario with `only` in its name; a round for each load."""
+    names = [name for name in SCENARIOS if only in name]
+    if not names or not loads:
+        return []
+    with tempfile.TemporaryDirectory(prefix="jitney-bench-") as name, contextlib.ExitStack() as stack:
+        folder = Path(name)
+        model = make_tiny_llama(
+            folder / "model",
+            vocab=VOCABULARY,
+            layers=LAYERS,
+            hidden=HIDDEN,
+            heads=HEADS,
+            kv_heads=HEADS,
+            context=1024,
+        )
+        roomy = House(folder / "roomy", model, "recompute", pool=ROOMY_BLOCKS)
+        stack.callback(roomy.stop)
+        roomy.start()
+        speed = asyncio.run(roomy.speed())
+        print(
+            f"prefill {speed.prefill_mib_per_s:.0f} MiB/s, an answer's token {1e6 * speed.decode_s:.0f} us, "
+            f"a request each {1000 * speed.each_s:.0f} ms; seconds lost by rule, recompute, swap "
+            "(preemptions, blocks loaded)"
+        )
+        recompute = House(folder / "recompute", model, "recompute")
+        houses = {name: {"recompute": recompute} for name in names}
+        small = [recompute]
+        for name in names:
+            throttle = max(round(speed.prefill_mib_per_s * SCENARIOS[name]), 1)
+            for way in ("rule", "swap"):
+                houses[name][way] = House(folder / f"{way}-{throttle}", model, way, copy_mib_per_s=throttle)
+                small.append(houses[name][way])
+        for each in small:
+            stack.callback(each.stop)
+        with ThreadPoolExecutor(STARTED_AT_ONCE) as starting:
+            list(starting.map(House.start, small))
+        asyncio.run(_measure(roomy, small, loads, requests, speed.each_s))
+        return [_lost(name, houses[name]) for name in names]
+
+
+async def _measure(roomy: House, small: list[House], loads: range, requests: int, each_s: float) -> None:
+    """All loads, each of them to all houses."""
+    lesson = [Asked(0.0, each.prompt, min(each.answer, ANSWER[1] // 2)) for each in load_of(-1, ROWS, each_s)]
+    for each in small:
+        await each.run(lesson)
+    for number in loads:
+        load = load_of(number, requests, each_s)
+        order = small[number % len(small) :] + small[: number % len(small)]
+        least = await roomy.run(load)
+        for each in order:
+            each.lost_s.append(await each.run(load) - least)
+
+
+def _lost(name: str, houses: dict[str, House]) -> Lost:
+    """Printed, too."""
+    lost = Lost(name, {way: houses[way].lost_s for way in WAYS})
+    columns = []
+    for way in WAYS:
+        told, each = houses[way], " ".join(f"{one:.1f}" for one in lost.seconds[way])
+        columns.append(f"{sum(told.lost_s):7.2f} ({told.preemptions}, {told.loaded_blocks}; {each})")
+    ranged = f"{lost.ratio:.3f} ({min(lost.ratios):.2f} to {max(lost.ratios):.2f})"
+    print(f"{name:32} {' '.join(columns)}  ratio {ranged}", flush=True)
+    return lost
