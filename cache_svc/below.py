@@ -99,8 +99,8 @@ class Below:
             lower.pins.shorten(swapped, pinned)
         if tier is Tier.SSD and pinned:
             lower.disk.keep(keys[pinned - 1], place=True)
-        self.stores.tend()
         lower.disk.pump()
+        self.stores.tend()
         return pinned, leaving
 
     def _to_cpu(self, chain: Sequence[int], keys: Sequence[Key]) -> tuple[int, int]:
@@ -154,8 +154,8 @@ class Below:
             return LowerTiers()
         self.lower.pins.expire(self.lower.now_us)
         self.stores.demotion.stepped()
-        self.stores.tend()
         self.lower.disk.pump()
+        self.stores.tend()
         return LowerTiers(*room(self.lower))
 
     def _evicting(self, blocks: Sequence[int]) -> None:

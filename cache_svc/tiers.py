@@ -70,9 +70,9 @@ class Tiers:
         self.lower.pins.expire(self.now_us)
         if below.told(call):
             self._lose_removed()
+        self.lower.disk.pump()
         if not below.fenced:
             below.stores.tend()
-        self.lower.disk.pump()
         self._forget_fenced()
 
     def take_generations(self) -> list[tuple[int, int]]:
@@ -180,11 +180,11 @@ class Tiers:
         ]
 
     def _tend(self) -> None:
-        """There is room again: for those that wait to store, then for what waits to be written."""
+        """There is room again: for what waits to be written, whose queue bounds the stores, then for those."""
+        self.lower.disk.pump()
         for below in self.belows.values():
             if not below.fenced:
                 below.stores.pump()
-        self.lower.disk.pump()
 
     def _arrived(self, slot: int, ok: bool) -> None:
         if ok:

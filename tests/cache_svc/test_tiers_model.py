@@ -641,6 +641,17 @@ class TiersMachine(RuleBasedStateMachine):
         for key, slot in ssd.index.sealed.items():
             assert (self.rig.disk[slot][1] == key) == ((Tier.SSD, slot) not in self.spoiled)
 
+    @invariant()
+    def nothing_waits_for_nothing(self) -> None:
+        """What waits to be stored or written is either under way, or waits for what is."""
+        if not self.executors:
+            return
+        lower = self.rig.tiers.lower
+        assert not lower.disk.queue or lower.disk.writing
+        if not lower.storing and not lower.disk.jobs and lower.cpu.available:
+            for below in self.rig.tiers.belows.values():
+                assert below.fenced or below.stores.in_flight or not (below.stores.wanted or below.stores.waiting)
+
     def teardown(self) -> None:
         """When all is answered, nothing is pinned or on its way."""
         if not self.executors:
