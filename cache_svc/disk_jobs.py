@@ -47,11 +47,13 @@ class DiskRead:
 
 
 @dataclass(frozen=True, slots=True)
-class DiskErase:
-    """Make the header of slot number `disk_slot` invalid, so that a restart does not find it. No report is needed."""
+class DiskHeader:
+    """Write only the header of slot number `disk_slot` anew, so that a restart finds its entry as it is by now, or
+    None: nothing there. No report is needed."""
 
     job: Job
     disk_slot: int
+    entry: DiskEntry | None
 
 
-DiskJob = DiskWrite | DiskRead | DiskErase
+DiskJob = DiskWrite | DiskRead | DiskHeader

@@ -1,7 +1,7 @@
 """The order of work on the SSD: what somebody waits for first, neighbours together, one job a slot at a time.
 
-Lanes: urgent reads, then writes and erasures, then other reads. Jobs on one disk slot are done in the order in which
-they came: a later one is in a lane only when the one before it is done. Not thread-safe: the mover locks.
+Lanes: urgent reads, then writes of blocks and of headers, then other reads. Jobs on one disk slot are done in the order
+in which they came: a later one is in a lane only when the one before it is done. Not thread-safe: the mover locks.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from cache_svc.disk_jobs import DiskEntry, DiskErase, DiskJob, DiskRead, DiskWrite, Job
+from cache_svc.disk_jobs import DiskEntry, DiskHeader, DiskJob, DiskRead, DiskWrite, Job
 from cache_svc.slots import BUSY, FILLING, RETIRED, Entry, SlotTable
 from cache_svc.tier_usage import Moved
 from jitney.keys import Key
@@ -126,11 +126,18 @@ class DiskWork:
         """The SSD shall have the key."""
         slot = self.ssd.find(key)
         if slot is not None:
-            self.ssd.place[slot] |= place
+            if place and not self.ssd.place[slot]:
+                self._place(slot)
         else:
             self.kept[key] = self.kept.get(key, False) or place
             if self.cpu.find(key) is not None and key not in self.writing:
                 self.queue[key] = None
+
+    def _place(self, slot: int) -> None:
+        """A hit may end behind this stored slot, which its header does not say yet."""
+        self.ssd.place[slot] = True
+        described = self._described(self.ssd.entry_of(slot), self.ssd.checksum[slot], True)
+        self._new.append(DiskHeader(self._number(), slot, described))
 
     def reserve(self, entry: Entry) -> bool:
         """A slot for a key that is written as soon as it is in the CPU tier; False if there is none."""
@@ -215,7 +222,9 @@ class DiskWork:
         if ok:
             self.moved.stores += 1
             self.ssd.store(ssd_slot, write.entry.checksum)
-            self.ssd.place[ssd_slot] = place
+            self.ssd.place[ssd_slot] = write.entry.place
+            if place and not write.entry.place:
+                self._place(ssd_slot)
             self.written_slots.append(ssd_slot)
         else:
             self.moved.dropped += 1
@@ -239,7 +248,7 @@ class DiskWork:
 
     def erase(self, slot: int) -> None:
         """A restart shall not find what stands in the slot."""
-        self._new.append(DiskErase(self._number(), slot))
+        self._new.append(DiskHeader(self._number(), slot, None))
 
     def _number(self) -> Job:
         self._last_job += 1

@@ -18,7 +18,7 @@ from enum import StrEnum
 import xxhash
 
 from cache_svc.disk_header import decode_header, encode_header
-from cache_svc.disk_jobs import DiskErase, DiskJob, DiskRead, DiskWrite
+from cache_svc.disk_jobs import DiskHeader, DiskJob, DiskRead, DiskWrite
 from cache_svc.disk_layout import DiskLayout
 from cache_svc.disk_queue import DiskQueue
 from cache_svc.disk_tier import DiskTier, aligned
@@ -192,7 +192,7 @@ class Mover:
             return self._read([job for job in run if isinstance(job, DiskRead)], pages)
         if isinstance(run[0], DiskWrite):
             return self._write([job for job in run if isinstance(job, DiskWrite)], pages)
-        return [self._erase(job, pages[0]) for job in run if isinstance(job, DiskErase)]
+        return [self._head(job, pages[0]) for job in run if isinstance(job, DiskHeader)]
 
     def _read(self, run: Sequence[DiskRead], pages: Sequence[memoryview]) -> Sequence[Outcome]:
         views = [self._memory.view(slot_id(job.cpu_slot)) for job in run]
@@ -238,8 +238,11 @@ class Mover:
         behind = self._write(run[at + 1 :], pages) if at + 1 < len(run) else ()
         return [*before, Outcome.DROPPED, *behind]
 
-    def _erase(self, job: DiskErase, page: memoryview) -> Outcome:
-        page[:] = bytes(len(page))
+    def _head(self, job: DiskHeader, page: memoryview) -> Outcome:
+        header = b"" if job.entry is None else encode_header(job.entry, len(page), self._layout.block_bytes)
+        if header is None:
+            return Outcome.DROPPED
+        page[:] = header.ljust(len(page), b"\0")
         return self._written(job.disk_slot, [page])
 
     def _written(self, slot: int, buffers: Sequence[memoryview]) -> Outcome:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from cache_svc.audit import audit
 from cache_svc.blocks import BlockTable
-from cache_svc.disk_jobs import DiskErase, DiskJob, DiskWrite
+from cache_svc.disk_jobs import DiskHeader, DiskJob, DiskWrite
 from cache_svc.ledger import Ledger
 from cache_svc.redeclare import restored
 from cache_svc.tiers import Owner, TierLimits, Tiers
@@ -53,7 +53,7 @@ class LowerTiers:
             self._disk.put(job, self.slots, self._reported)
 
     def _reported(self, job: DiskJob, ok: bool) -> None:
-        if self.dead or isinstance(job, DiskErase):
+        if self.dead or isinstance(job, DiskHeader):
             return
         self.tiers.now_us = self._clock.now_us()
         (self.tiers.written if isinstance(job, DiskWrite) else self.tiers.read)(job.job, ok=ok)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cache_svc.disk_jobs import DiskEntry, DiskErase, DiskJob, DiskRead, DiskWrite
+from cache_svc.disk_jobs import DiskEntry, DiskHeader, DiskJob, DiskRead, DiskWrite
 from jitney.columns import U64
 from simulator.clock import VirtualClock
 from simulator.slots import POISON, Slots, Transfer
@@ -77,8 +77,10 @@ class VirtualDisk:
 
     def _run(self, queued: _Queued) -> None:
         job, tier = queued.job, queued.tier
-        if isinstance(job, DiskErase):
+        if isinstance(job, DiskHeader):
             self.headers.pop(job.disk_slot, None)
+            if job.entry is not None:
+                self.headers[job.disk_slot] = job.entry
             self._next()
             return
         failed, boots = self.fails(job), self._boots

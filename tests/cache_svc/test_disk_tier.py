@@ -83,11 +83,13 @@ def test_blocks_come_back_also_after_a_restart(tmp_path: Path) -> None:
         assert rig.load(1) is Outcome.BAD
         assert rig.do(rig.erase(3)) == [OK]
         assert rig.load(3) is Outcome.BAD
+        assert rig.do(rig.mark(6, 6)) == [OK] and rig.load(6) is OK
         for path in rig.files():
             assert stat.S_IMODE(path.stat().st_mode) == 0o600
         assert stat.S_IMODE(rig.directory.stat().st_mode) == 0o700
     with TierRig(tmp_path) as rig:
-        assert rig.found == {number: entry(number) for number in range(0, 40, 3) if number != 3}
+        left = {number: entry(number) for number in range(0, 40, 3) if number != 3}
+        assert rig.found == left | {6: dataclasses.replace(entry(6), place=True)}
         assert [rig.load(number) for number in rig.found] == [OK] * 13
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cache_svc.disk_jobs import DiskErase, DiskRead
+from cache_svc.disk_jobs import DiskHeader, DiskRead
 from cache_svc.tiers import TierLimits
 from jitney.block_ops import RequestId, Return
 from jitney.errors import InvalidRequest
@@ -252,4 +252,4 @@ def test_found_entries_do_not_take_slots_that_are_in_use() -> None:
 
 def test_nothing_is_erased_that_is_good() -> None:
     rig = on_disk(CHAIN)
-    assert not any(isinstance(job, DiskErase) for job in rig.jobs)
+    assert not any(isinstance(job, DiskHeader) and job.entry is None for job in rig.jobs)

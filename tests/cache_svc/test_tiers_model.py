@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from cache_svc.disk_jobs import DiskErase, DiskJob, DiskRead, DiskWrite
+from cache_svc.disk_jobs import DiskHeader, DiskJob, DiskRead, DiskWrite
 from cache_svc.invalidate import What, invalidate
 from cache_svc.redeclare import restored
 from cache_svc.slots import BUSY, RESTING
@@ -449,7 +449,7 @@ class TiersMachine(RuleBasedStateMachine):
                 else:
                     self.naive.ssd_filling.pop(job.disk_slot, None)
                 self.rig.do(job, ok=ok)
-            case DiskErase():
+            case DiskHeader():
                 self.rig.do(job)
         self.follow()
 

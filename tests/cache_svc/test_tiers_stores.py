@@ -112,6 +112,8 @@ def test_the_end_of_an_answer_and_a_parting_point_are_kept() -> None:
     device.cache(2, prompt(1, 2, 9))
     rig.idle()
     assert rig.tiers.lower.ssd.place[rig.tiers.lower.ssd.index.sealed[prompt(1, 2).keys[-1]]]
+    found = {entry.key for entry, _ in rig.disk.values() if entry.place}  # what a restart would find
+    assert found - places == {prompt(1, 2).keys[-1], prompt(1, 2, 9).keys[-1]}
     assert len(rig.disk) == 6
 
 

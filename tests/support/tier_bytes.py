@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -15,7 +16,7 @@ import numpy as np
 import xxhash
 
 from cache_svc.disk_calls import DiskCalls
-from cache_svc.disk_jobs import DiskEntry, DiskErase, DiskJob, DiskRead, DiskWrite, Job
+from cache_svc.disk_jobs import DiskEntry, DiskHeader, DiskJob, DiskRead, DiskWrite, Job
 from cache_svc.disk_tier import DiskTier
 from cache_svc.index import Content, Origin
 from cache_svc.memory_tier import MemoryTier
@@ -154,9 +155,13 @@ class TierRig:
         """A job that reads block `number`."""
         return DiskRead(self._job(), disk_slot, Slot(cpu_slot), entry(number), urgent)
 
-    def erase(self, disk_slot: int) -> DiskErase:
+    def erase(self, disk_slot: int) -> DiskHeader:
         """A job that erases a slot."""
-        return DiskErase(self._job(), disk_slot)
+        return DiskHeader(self._job(), disk_slot, None)
+
+    def mark(self, number: int, disk_slot: int) -> DiskHeader:
+        """A job that says of block `number` there that a hit may end behind it."""
+        return DiskHeader(self._job(), disk_slot, replace(entry(number), place=True))
 
     def store(self, *numbers: int) -> list[Outcome]:
         """Writes blocks, each to the disk slot of its own number."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from cache_svc.audit import audit
 from cache_svc.blocks import BlockTable
-from cache_svc.disk_jobs import DiskEntry, DiskErase, DiskJob, DiskRead, DiskWrite
+from cache_svc.disk_jobs import DiskEntry, DiskHeader, DiskJob, DiskRead, DiskWrite
 from cache_svc.ledger import Ledger
 from cache_svc.pins import Owner
 from cache_svc.tier_audit import audit_tiers
@@ -128,8 +128,11 @@ class TierRig:
                 if ok:
                     self.slots[slot_id(job.cpu_slot)] = data
                 self.tiers.read(job.job, ok=ok)
-            case DiskErase():
+            case DiskHeader(entry=None):
                 self.disk.pop(job.disk_slot, None)
+            case DiskHeader(entry=entry):
+                assert entry is not None
+                self.disk[job.disk_slot] = (entry, self.disk.get(job.disk_slot, (entry, GARBAGE))[1])
         self.settle()
 
     def idle(self) -> None:
