@@ -70,7 +70,7 @@ class Tiers:
         self.lower.pins.expire(self.now_us)
         if below.told(call):
             self._lose_removed()
-        self.lower.disk.pump()
+        self._tend()
         if not below.fenced:
             below.stores.tend()
         self._forget_fenced()
@@ -122,6 +122,7 @@ class Tiers:
         if below is not None:
             below.fence()
             self._forget_fenced()
+            self._tend()
 
     def gone(self, owner: Owner) -> None:
         """The process is gone: the slots of its open stores are free."""
@@ -129,6 +130,7 @@ class Tiers:
         if below is not None:
             below.gone()
             self._forget_fenced()
+            self._tend()
 
     def retired(self) -> list[Owner]:
         """Fenced epochs whose processes have not answered all that they were asked to copy."""
