@@ -6,7 +6,7 @@ Two parts: simulated, here, and live, with the real executor and throttled copie
 the real loop, `decide`, ledger and tiers on a virtual clock. Lost is what all requests of a load together take longer
 from arrival to end than the same load takes with a pool that holds everything: victims, rows beside them, rows that
 wait for blocks and requests that wait to board are all in it. To recompute always is to have no lower tier; to swap
-always, to be told that a prefill takes for ever.
+always, `--lower-tiers always`.
 
 The load: 64 requests of 64 to 384 tokens that ask for 48 to 320, two a second at random times, at most eight rows at
 once; the pool holds about half of what eight such rows grow to. A step takes 10 ms and half a millisecond a token. At
@@ -26,18 +26,17 @@ import random
 import statistics
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from bench import preempt_live
-from bench.always_swaps import never_computed_again
 from bench.common import load_average
 from bench.preempt_live import Lost
 from cache_svc.tiers import TierLimits
 from executor_svc.ports import CopyRates
 from executor_svc.step_plan import StepPlan
 from jitney.decision import Decision
-from jitney.snapshot import Rates, Settings, Snapshot
+from jitney.snapshot import LowerTiers, Rates, Settings
 from simulator.clock import VirtualClock
 from simulator.scheduler import VirtualScheduler
 from simulator.simulation import Simulation
@@ -81,19 +80,12 @@ class Outcome:
     completion_us: int  # of all requests together
 
 
-class Told(VirtualScheduler):
-    """The real `decide`, which may be told that a prefill takes for ever; counts."""
+class Counting(VirtualScheduler):
+    """The real `decide`; counts."""
 
-    def __init__(self, clock: VirtualClock, *, swaps_always: bool) -> None:
+    def __init__(self, clock: VirtualClock) -> None:
         super().__init__(clock)
-        self._swaps_always = swaps_always
         self.preemptions = self.swaps = 0
-
-    def ask(self, snapshot: Snapshot) -> None:
-        """Answers after the latency."""
-        if self._swaps_always:
-            snapshot = never_computed_again(snapshot)
-        super().ask(snapshot)
 
     def poll(self) -> Decision | None:
         """The decision, once."""
@@ -120,9 +112,10 @@ def run(scenario: Scenario, way: Way, seed: int, pool_blocks: int = POOL_BLOCKS)
         step_per_token_ns=TOKEN_US * 1000,
     )
     below = None if way is Way.RECOMPUTE else tiers
-    sim = Simulation(SETTINGS, pool_blocks, rates=rates, step_time_us=step_time_us, tiers=below)
+    settings = replace(SETTINGS, lower_tiers=LowerTiers.ALWAYS) if way is Way.SWAP else SETTINGS
+    sim = Simulation(settings, pool_blocks, rates=rates, step_time_us=step_time_us, tiers=below)
     sim.cache.audits = False
-    told = sim.scheduler = sim.loop.scheduler = Told(sim.clock, swaps_always=way is Way.SWAP)
+    counting = sim.scheduler = sim.loop.scheduler = Counting(sim.clock)
     if sim.copies is not None:
         sim.copies.believed = lambda measured: scenario.believes(measured, sim.clock.now_us())
 
@@ -142,7 +135,7 @@ def run(scenario: Scenario, way: Way, seed: int, pool_blocks: int = POOL_BLOCKS)
         for _ in range(REQUESTS)
     ]
     sim.run_until_idle()
-    return Outcome(told.preemptions, told.swaps, sum(each.finished_us - each.arrived_us for each in watched))
+    return Outcome(counting.preemptions, counting.swaps, sum(each.finished_us - each.arrived_us for each in watched))
 
 
 def _scaled(factor: float) -> Callable[[CopyRates, int], CopyRates]:

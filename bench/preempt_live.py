@@ -3,7 +3,7 @@
 All services run, around a random Llama of five million parameters. Each way to treat victims has services of its own,
 and so has the pool that holds everything; all are there all the time. A round gives one load to one after the other,
 so that what the machine does meanwhile falls upon all alike. To recompute always is to have no lower tier; to swap
-always, a scheduler that is told that a prefill takes for ever (bench/always_swaps.py). Everything that was cached is
+always, `--lower-tiers always`. Everything that was cached is
 removed before each load, and one load that is not counted teaches each executor its rates.
 
 How much copies are throttled, and how fast requests come, follows from what the machine does: SCENARIOS has the bytes
@@ -25,7 +25,6 @@ from pathlib import Path
 
 from jitney.client import AsyncClient, Options
 from jitney.client.cache import AsyncCacheClient
-from jitney.service_process import ServiceProcess
 from jitney.supervisor import ServeOptions, Supervisor
 from tests.support.tiny_llama import make_tiny_llama
 
@@ -77,16 +76,7 @@ class House:
         self, folder: Path, model: Path, way: str, *, pool: int = POOL_BLOCKS, copy_mib_per_s: int = 0
     ) -> None:
         """`way` is one of WAYS; copies that are not limited are none: there is no lower tier."""
-        self._swaps = ServiceProcess("always-swaps", "bench.always_swaps", ("--grace-s=1",), folder)
-        scheduler: tuple[str, ...] = ()
         folder.mkdir()
-        if way == "swap":
-            self._swaps.start()
-            while not self._swaps.listens():
-                if self._swaps.exit_status() is not None:
-                    raise SystemExit(self._swaps.last_words())
-                time.sleep(0.05)
-            scheduler = (f"--schedulers={self._swaps.target}",)
         cpu_bytes = 8 * POOL_BLOCKS * BLOCK_BYTES if copy_mib_per_s else 0
         self._services = Supervisor(
             ServeOptions(
@@ -102,7 +92,7 @@ class House:
                     f"--max-rows={ROWS}",
                     "--max-preemptions=8",
                     f"--copy-mib-per-s={copy_mib_per_s}",
-                    *scheduler,
+                    f"--lower-tiers={'always' if way == 'swap' else 'measured'}",
                 ),
                 cache_args=(f"--cpu-bytes={cpu_bytes}", "--pin-permille=1000", "--audit-idle-s=0"),
             )
@@ -117,7 +107,6 @@ class House:
     def stop(self) -> None:
         """Ends all."""
         self._services.stop(at_once=True)
-        self._swaps.end(1.0)
 
     async def run(self, load: Sequence[Asked]) -> float:
         """Seconds from arrival to end of all requests together. Nothing is cached at first."""

@@ -13,7 +13,6 @@ from typing import Any, Final
 import grpc
 import grpc.aio
 
-from jitney.decision import Decision
 from jitney.errors import InvalidRequest
 from jitney.scheduler.v1 import scheduler_pb2 as pb
 from jitney.scheduler_codec import decode_snapshot, encode_decision
@@ -33,7 +32,6 @@ from scheduler_svc.tables import Tables
 SERVICE_NAME: Final = "jitney.scheduler.v1.Scheduler"
 SLOW_US: Final = 100_000
 """A decision that takes longer is logged."""
-Decider = Callable[[Snapshot, PolicyBook], Decision]
 
 
 def scheduler_server(config: SchedulerConfig) -> ServiceServer:
@@ -47,9 +45,9 @@ def scheduler_server(config: SchedulerConfig) -> ServiceServer:
     return server
 
 
-def handlers(policies: PolicyBook = BUILT_IN, decider: Decider = decide) -> grpc.GenericRpcHandler:
-    """The methods of the service. Decide and DecideOnce take and give bytes. `decider` is what decides."""
-    service = _Service(policies, decider)
+def handlers(policies: PolicyBook = BUILT_IN) -> grpc.GenericRpcHandler:
+    """The methods of the service. Decide and DecideOnce take and give bytes."""
+    service = _Service(policies)
     unary: Callable[..., Any] = grpc.unary_unary_rpc_method_handler
     return grpc.method_handlers_generic_handler(
         SERVICE_NAME,
@@ -64,9 +62,7 @@ def handlers(policies: PolicyBook = BUILT_IN, decider: Decider = decide) -> grpc
     )
 
 
-def answer(
-    data: bytes, policies: PolicyBook = BUILT_IN, tables: Tables | None = None, decider: Decider = decide
-) -> bytes:
+def answer(data: bytes, policies: PolicyBook = BUILT_IN, tables: Tables | None = None) -> bytes:
     """The serialised decision for a serialised snapshot. InvalidRequest for one that is wrong, Conflict for one that
     names a table which is not held here."""
     started_ns = time.perf_counter_ns()
@@ -75,7 +71,7 @@ def answer(
         told = {"executor": snapshot.executor, "step": snapshot.step, "version": snapshot.memory.version}
         logs.get("decide").warning("policy memory in an unknown format: all start empty", **told)
     with tracing.step("decide", snapshot.executor, snapshot.incarnation, snapshot.step) as span:
-        decided = encode_decision(decider(snapshot, policies))
+        decided = encode_decision(decide(snapshot, policies))
         span.set(running=snapshot.running.rows, waiting=snapshot.waiting.rows)
     took_us = (time.perf_counter_ns() - started_ns) // 1000
     if took_us > SLOW_US:
@@ -92,9 +88,8 @@ def _read(data: bytes, tables: Tables) -> Snapshot:
 class _Service:
     """The methods, over the policies that this scheduler knows. Keeps nothing but the tables that it was sent."""
 
-    def __init__(self, policies: PolicyBook, decider: Decider) -> None:
+    def __init__(self, policies: PolicyBook) -> None:
         self._policies = policies
-        self._decider = decider
         self._tables = Tables()
 
     async def decide(self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
@@ -104,7 +99,7 @@ class _Service:
         log.info("stream opened")
         try:
             async for data in requests:
-                await context.write(answer(data, self._policies, self._tables, self._decider))
+                await context.write(answer(data, self._policies, self._tables))
         except InvalidRequest as error:
             log.warning("snapshot refused", error=error.message)
             raise
@@ -113,7 +108,7 @@ class _Service:
 
     async def decide_once(self, data: bytes, _: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
         """The unary twin."""
-        return answer(data, self._policies, self._tables, self._decider)
+        return answer(data, self._policies, self._tables)
 
     async def explain(
         self, request: pb.ExplainRequest, _: grpc.aio.ServicerContext[pb.ExplainRequest, pb.Explanation]
