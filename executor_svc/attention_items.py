@@ -1,7 +1,7 @@
 """How the native kernel's work is cut: into items that threads take one by one, the largest first.
 
 The cut never changes a result: sums run over tiles of the context in a fixed order whoever computes them. Layout of
-the arrays: `Item` and `Merge` in kernels/paged_attention.c.
+the arrays: `Item` and `Merge` in kernels/attention.h.
 """
 
 from __future__ import annotations

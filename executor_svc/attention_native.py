@@ -22,8 +22,8 @@ WORTH_THREADS_PAIRS = 512
 _pointer, _i64 = ctypes.c_void_p, ctypes.c_int64
 
 
-class _Job(ctypes.Structure):
-    """`Job` of kernels/paged_attention.c, field by field."""
+class Job(ctypes.Structure):
+    """`Job` of kernels/attention.h, field by field."""
 
     _fields_ = (
         *(("pool", _pointer), ("q", _pointer), ("out", _pointer), ("q_stride", _i64), ("out_stride", _i64)),
@@ -41,7 +41,7 @@ class NativePlan:
 
     step: StepPlan
     threads: int
-    job: _Job | None = None
+    job: Job | None = None
     items: Items | None = None  # keeps alive what the job points to
     group: int = 0
 
@@ -56,7 +56,7 @@ class NativeAttention:
         self.isa = library.pick(isa)
         self.name = f"native-{self.isa}"
         self.pool = allocate(shape)
-        self._library = library
+        self.library = library
         self._attend = library.kernel("attend", self.isa)
         self._scratch_size = library.kernel("attend_scratch", self.isa)
         self._part_size = library.kernel("attend_part", self.isa)
@@ -66,22 +66,24 @@ class NativeAttention:
         self._half = int(shape.dtype == torch.float16)
         self._width = shape.kv_heads * shape.head_size
         self._block_stride = shape.block_bytes // shape.dtype.itemsize
-        self._layer_bytes = 2 * shape.block_tokens * self._width * shape.dtype.itemsize
+        self.layer_bytes = 2 * shape.block_tokens * self._width * shape.dtype.itemsize
         self._scratch = torch.zeros(0)
         self._parts = torch.zeros(0)
 
     def describe(self) -> str:
         """See AttentionBackend."""
-        return f"attention={self._library.describe(self.isa)}"
+        return f"attention={self.library.describe(self.isa)}"
 
     def plan(self, step: StepPlan) -> Planned:
         """See AttentionBackend. ValueError: the step reaches outside of the pool or the table."""
         check_columns(step, self.shape)
-        for array, kind in ((step.table_rows, np.int32), (step.query_start, np.int32), (step.context_tokens, np.int32)):
-            if array.dtype != kind or not array.flags.c_contiguous:
+        for array in (step.table_rows, step.query_start, step.context_tokens, step.positions):
+            if array.dtype != np.int32 or not array.flags.c_contiguous:
                 raise ValueError("columns of the step must be contiguous int32")
-        if step.block_table.dtype != np.int32 or step.block_table.strides[1] != 4 or step.write_slots.dtype != np.int64:
-            raise ValueError("the block table must be int32 with adjacent entries, write slots int64")
+        if step.write_slots.dtype != np.int64 or not step.write_slots.flags.c_contiguous:
+            raise ValueError("write slots must be contiguous int64")
+        if step.block_table.dtype != np.int32 or step.block_table.strides[1] != 4:
+            raise ValueError("the block table must be int32 with adjacent entries")
         bad = self._check_table(
             *(step.block_table.ctypes.data, step.block_table.strides[0] // 4, step.table_rows.ctypes.data),
             *(step.context_tokens.ctypes.data, step.rows, self.shape.block_tokens, self.shape.blocks),
@@ -110,14 +112,20 @@ class NativeAttention:
             return DONE
         check_heads(q, tokens, heads, self.shape.head_size)
         check_heads(out, tokens, heads, self.shape.head_size)
-        job = plan.job
-        if job is None or plan.group * self.shape.kv_heads != heads:
-            job = self._make_job(plan, heads)
+        job = self.job(plan, heads)
         job.pool = self._layer(layer)
         job.q, job.q_stride = q.data_ptr(), q.stride(0)
         job.out, job.out_stride = out.data_ptr(), out.stride(0)
         self._attend(ctypes.byref(job))
         return DONE
+
+    def job(self, planned: Planned, heads: int) -> Job:
+        """What the kernel reads for a step of so many query heads, at the keys of the first layer; without q and out.
+        It lives as long as the plan, and has room for torch's number of threads at the time of the plan."""
+        plan = _plan(planned)
+        if plan.job is None or plan.group * self.shape.kv_heads != heads:
+            plan.job = self._make_job(plan, heads)
+        return plan.job
 
     def copy_blocks(self, sources: torch.Tensor, targets: torch.Tensor) -> Event:
         """See AttentionBackend."""
@@ -143,9 +151,9 @@ class NativeAttention:
     def _layer(self, layer: int) -> int:
         if not 0 <= layer < self.shape.layers:
             raise ValueError(f"layer {layer} is outside of 0 to {self.shape.layers - 1}")
-        return self.pool.data_ptr() + layer * self._layer_bytes
+        return self.pool.data_ptr() + layer * self.layer_bytes
 
-    def _make_job(self, plan: NativePlan, heads: int) -> _Job:
+    def _make_job(self, plan: NativePlan, heads: int) -> Job:
         """Cuts the step's work and makes room for it."""
         shape, step = self.shape, plan.step
         group, rest = divmod(heads, shape.kv_heads)
@@ -156,10 +164,11 @@ class NativeAttention:
         scratch_floats = self._scratch_size(shape.head_size, items.max_rows, items.max_total)
         scratch_floats += -scratch_floats % CACHE_LINE_FLOATS
         part_floats = self._part_size(shape.head_size, group) * shape.kv_heads
-        self._scratch = _room(self._scratch, threads * scratch_floats)
+        self._scratch = _room(self._scratch, plan.threads * scratch_floats)
         self._parts = _room(self._parts, items.slots * part_floats)
         plan.group, plan.items = group, items
-        plan.job = _Job(
+        return Job(
+            pool=self._layer(0),
             block_stride=self._block_stride,
             block_tokens=shape.block_tokens,
             kv_heads=shape.kv_heads,
@@ -180,7 +189,6 @@ class NativeAttention:
             parts=self._parts.data_ptr(),
             threads=threads,
         )
-        return plan.job
 
     def _move(
         self, source: torch.Tensor, sources: torch.Tensor | None, target: torch.Tensor, targets: torch.Tensor | None

@@ -35,7 +35,9 @@ class ExecutorConfig(ServingConfig):
     )
     scheduler_ca: Path | None = option(None, "PEM file with the schedulers' authority; turns TLS to them on")
 
-    arithmetic: Literal["fp16", "fp32"] = option("fp16", "fp16: weights in half precision; fp32: the reference")
+    arithmetic: Literal["fp16", "int8", "fp32"] = option(
+        "fp16", "Weights: in half precision; in 8 bits, which is faster and less exact; fp32: the reference"
+    )
     kv: Literal["fp16", "fp32"] = option("fp16", "Type of keys and values in the pool")
     native: bool = option(True, "Use the native kernels where they run")
     threads: int = option(0, "Threads that compute; 0: one a core", minimum=0, maximum=1024)

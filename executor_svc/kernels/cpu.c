@@ -38,3 +38,12 @@ int jitney_threaded(void) {
     return 0;
 #endif
 }
+
+/* 1 if products of pairs of int16 are summed by one instruction (vpdpwssd). */
+int jitney_vnni(void) {
+#if defined(__x86_64__)
+    return __builtin_cpu_supports("avx512vnni") != 0;
+#else
+    return 0;
+#endif
+}

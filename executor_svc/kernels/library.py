@@ -26,8 +26,10 @@ SIGNATURES: dict[str, tuple[type[Any], ...]] = {
     "rotary": (pointer, i64, i64, pointer, i64, i64, i64, pointer, pointer, pointer, i64, i32),
     "silu_mul": (pointer, i64, pointer, i64, i64, i64, i32),
     "argmax": (pointer, i64, pointer, i64, i64, i32),
-    "linear": (pointer, i64, pointer, pointer, pointer, i64, i64, i64, i64, i32, i32),
+    "linear": (pointer, pointer, i64, pointer, i64, i64, i32, pointer, pointer, i32),
     "linear_panel": (),
+    "layers": (pointer, pointer),
+    "layer_phases": (),
     "attend": (pointer,),
     "attend_scratch": (i64, i64, i64),
     "attend_part": (i64, i64),
@@ -37,7 +39,13 @@ SIGNATURES: dict[str, tuple[type[Any], ...]] = {
     "move_rows": (pointer, pointer, pointer, pointer, i64, i64, i32),
 }
 """Arguments of every kernel, as in its C source."""
-RETURNS: dict[str, type[Any]] = {"attend_scratch": i64, "attend_part": i64, "check_table": i64, "linear_panel": i64}
+RETURNS: dict[str, type[Any]] = {
+    "attend_scratch": i64,
+    "attend_part": i64,
+    "check_table": i64,
+    "linear_panel": i64,
+    "layer_phases": i64,
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,82 +1,104 @@
-/* Linear layers over packed half-precision weights: out = x * weights + bias, sums in single precision.
- *
- * Weights lie in panels of PANEL outputs: packed[panel][input][PANEL], the last panel filled up with zeros. An output
- * is one chain of fused products over the inputs, from first to last. How many rows share a register tile, and which
- * thread takes which panel, changes nothing of it; so any number of rows gives the same bits.
- */
-#include <stdint.h>
-
+/* Products over packed weights, spread over threads. Panels are taken by whichever thread is free: a processor that is
+ * busy elsewhere holds up one panel only. What a panel and a register tile are: product.h. */
+#include "network.h"
 #include "parallel.h"
-#include "vec.h"
+#include "product.h"
+#include "row.h"
 
-#define PANEL (VN * VW)
-#define TILE_ROWS 6      /* rows of a register tile */
-#define BLOCK_ROWS 96    /* rows that pass by a panel while it is in the second-level cache */
-#define AHEAD_INPUTS 16  /* inputs whose weights are asked for before they are needed */
-#define HALVES_A_LINE 32 /* half-precision numbers in a cache line */
+#define BLOCK_ROWS 96 /* rows that pass by a panel while it is in the second-level cache */
+#define MOST_PIECES 64 /* a thread */
 
-/* One row's outputs of a panel, of which the first `columns` are wanted. */
-INLINE void put(const vf *sums, const float *bias, float *out, int64_t columns, int add) {
-    float all[PANEL];
-    if (columns == PANEL) {
-        for (int j = 0; j < VN; j++) {
-            vf value = bias ? sums[j] + v_load(bias + j * VW) : sums[j];
-            v_store(out + j * VW, add ? v_load(out + j * VW) + value : value);
-        }
-        return;
-    }
-    for (int j = 0; j < VN; j++) v_store(all + j * VW, sums[j]);
-    for (int64_t c = 0; c < columns; c++) {
-        float value = bias ? all[c] + bias[c] : all[c];
-        out[c] = add ? out[c] + value : value;
-    }
-}
-
-INLINE void multiply(const float *x, int64_t x_stride, const uint16_t *panel, int64_t inputs, const float *bias,
-                     float *out, int64_t out_stride, int64_t columns, int add, int rows) {
-    vf sums[TILE_ROWS][VN];
-    for (int r = 0; r < rows; r++)
-        for (int j = 0; j < VN; j++) sums[r][j] = v_set(0.0f);
-    for (int64_t i = 0; i < inputs; i++, panel += PANEL) {
-        vf w[VN];
-        for (int j = 0; j < PANEL; j += HALVES_A_LINE) __builtin_prefetch(panel + AHEAD_INPUTS * PANEL + j, 0, 3);
-        for (int j = 0; j < VN; j++) w[j] = v_load_half(panel + j * VW);
-        for (int r = 0; r < rows; r++) {
-            vf a = v_set(x[r * x_stride + i]);
-            for (int j = 0; j < VN; j++) sums[r][j] = v_fma(a, w[j], sums[r][j]);
-        }
-    }
-    for (int r = 0; r < rows; r++) put(sums[r], bias, out + r * out_stride, columns, add);
-}
-
-static void multiply_rows(const float *x, int64_t x_stride, const uint16_t *panel, int64_t inputs, const float *bias,
-                          float *out, int64_t out_stride, int64_t columns, int add, int64_t rows) {
-#define CALL(n) multiply(x, x_stride, panel, inputs, bias, out, out_stride, columns, add, n)
+static void multiply(const Matrix *m, int64_t panel, const Operand *x, int64_t first, float *tile, int64_t rows,
+                     const char *next, int vnni) {
+    (void)vnni;
+#if defined(ISA_AVX512)
+#define WITH_VNNI(n) multiply_int8(m, panel, x, first, tile, n, next, 1)
+#else
+#define WITH_VNNI(n) multiply_int8(m, panel, x, first, tile, n, next, 0)
+#endif
+#define CALL(n)                                                                                 \
+    case n:                                                                                     \
+        if (m->kind == HALF) multiply_half(m, panel, x, first, tile, n, next);                  \
+        else if (vnni) WITH_VNNI(n);                                                            \
+        else multiply_int8(m, panel, x, first, tile, n, next, 0);                               \
+        break;
     switch (rows) {
-        case 1: CALL(1); break;
-        case 2: CALL(2); break;
-        case 3: CALL(3); break;
-        case 4: CALL(4); break;
-        case 5: CALL(5); break;
-        default: CALL(6); break;
+        CALL(1) CALL(2) CALL(3) CALL(4) CALL(5) CALL(6)
+#if TILE_ROWS == 12
+        CALL(7) CALL(8) CALL(9) CALL(10) CALL(11) CALL(12)
+#endif
     }
 #undef CALL
 }
 
-/* x [rows, inputs], out [rows, outputs]; strides are floats between rows. `bias` may be null; `add`: to what is in
- * out. Panels are taken by whichever thread is free: a processor that is busy elsewhere holds up one panel only. */
-void NAME(linear)(const float *x, int64_t x_stride, const uint16_t *packed, const float *bias, float *out,
-                  int64_t out_stride, int64_t rows, int64_t inputs, int64_t outputs, int add, int threads) {
-    int64_t panels = (outputs + PANEL - 1) / PANEL, blocks = (rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
-    DYNAMIC_FOR(threads)
-    for (int64_t item = 0; item < blocks * panels; item++) {
-        int64_t first = item / panels * BLOCK_ROWS, column = item % panels * PANEL;
-        int64_t end = first + BLOCK_ROWS < rows ? first + BLOCK_ROWS : rows;
-        int64_t columns = outputs - column < PANEL ? outputs - column : PANEL;
-        for (int64_t r = first; r < end; r += TILE_ROWS)
-            multiply_rows(x + r * x_stride, x_stride, packed + column * inputs, inputs, bias ? bias + column : 0,
-                          out + r * out_stride + column, out_stride, columns, add,
-                          end - r < TILE_ROWS ? end - r : TILE_ROWS);
+/* What is to be done with a tile: `how` of share_product. */
+INLINE void finish(const float *tile, const float *bias, float *out, int64_t stride, int64_t rows, int64_t columns,
+                   int add) {
+    for (int64_t r = 0; r < rows; r++, tile += PANEL, out += stride)
+        for (int64_t c = 0; c < columns; c++) {
+            float value = bias ? tile[c] + bias[c] : tile[c];
+            out[c] = add ? out[c] + value : value;
+        }
+}
+
+INLINE void finish_silu(const float *gate, const float *up, float *out, int64_t stride, int64_t rows) {
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t c = 0; c < PANEL; c += VW)
+            v_store(out + r * stride + c, silu_times(v_load(gate + r * PANEL + c), v_load(up + r * PANEL + c)));
+}
+
+/* Rows first..end-1 by a panel; SILU: and by its partner, the panel of the same outputs in the second half. */
+static void run_panel(const Matrix *m, const Operand *x, int64_t first, int64_t end, int64_t panel, int64_t panels,
+                      float *out, int64_t stride, int how, int vnni, const char *next) {
+    float tile[2][TILE_ROWS * PANEL] __attribute__((aligned(64)));
+    int64_t tiles = (end - first + TILE_ROWS - 1) / TILE_ROWS, size = (end - first + tiles - 1) / tiles;
+    int64_t column = panel * PANEL, columns = m->outputs - column < PANEL ? m->outputs - column : PANEL;
+    const float *bias = m->bias ? m->bias + column : 0;
+    for (int64_t r = first; r < end; r += size) {
+        int64_t rows = end - r < size ? end - r : size;
+        float *to = out + r * stride + column;
+        multiply(m, panel, x, r, tile[0], rows, how == SILU ? panel_of(m, panel + panels) : next, vnni);
+        if (how != SILU) {
+            finish(tile[0], bias, to, stride, rows, columns, how == ADD);
+            continue;
+        }
+        multiply(m, panel + panels, x, r, tile[1], rows, next, vnni);
+        if (bias) {
+            finish(tile[0], bias, tile[0], PANEL, rows, PANEL, 0);
+            finish(tile[1], bias + panels * PANEL, tile[1], PANEL, rows, PANEL, 0);
+        }
+        finish_silu(tile[0], tile[1], to, stride, rows);
+    }
+}
+
+void NAME(share_product)(const Matrix *m, const Operand *x, int64_t rows, float *out, int64_t stride, int how,
+                         Worker *worker) {
+    int64_t panels = (m->outputs + PANEL - 1) / PANEL / (how == SILU ? 2 : 1), blocks = (rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
+    int64_t pieces = worker->threads * MOST_PIECES, step = blocks * panels <= pieces ? worker->threads : 1;
+    int vnni = jitney_vnni();
+    SHARE_FOR(worker, item, blocks * panels, pieces) {
+        int64_t first = item / panels * BLOCK_ROWS, end = first + BLOCK_ROWS < rows ? first + BLOCK_ROWS : rows;
+        int64_t panel = item % panels, after = panel + step < panels ? panel + step : panel;
+        run_panel(m, x, first, end, panel, panels, out, stride, how, vnni, panel_of(m, after));
+    }
+}
+
+void NAME(share_quantise)(const float *x, int64_t stride, int64_t rows, int64_t inputs, int16_t *to, float *scale,
+                          Worker *worker) {
+    int64_t padded = 2 * pairs_of(inputs);
+    SHARE_ROWS(worker, r, rows) quantise_row(x + r * stride, inputs, padded, to + r * padded, scale + r);
+}
+
+/* x [rows, inputs], out [rows, outputs]; strides are floats between rows. `add`: to what is in out. INT8 wants room:
+ * `scale` for a float a row, `quantised` for the inputs of every row, made even. */
+void NAME(linear)(const Matrix *m, const float *x, int64_t x_stride, float *out, int64_t out_stride, int64_t rows,
+                  int add, int16_t *quantised, float *scale, int threads) {
+    Operand from = {x, quantised, scale, m->kind == INT8 ? 2 * pairs_of(m->inputs) : x_stride};
+    Phase phases[2] = {{0}, {0}};
+    TOGETHER(threads) {
+        Worker worker = enter(phases);
+        if (m->kind == INT8) NAME(share_quantise)(x, x_stride, rows, m->inputs, quantised, scale, &worker);
+        NAME(share_product)(m, &from, rows, out, out_stride, add ? ADD : PUT, &worker);
     }
 }
 

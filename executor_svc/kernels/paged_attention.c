@@ -6,44 +6,9 @@
  */
 #include <stdint.h>
 
+#include "attention.h"
 #include "parallel.h"
 #include "tile.h"
-
-typedef struct {
-    int32_t row;     /* of the plan */
-    int32_t first;   /* first query of the row */
-    int32_t queries;
-    int32_t head;    /* first KV head */
-    int32_t heads;
-    int32_t tile;    /* the only tile to do; -1: all */
-    int32_t slot;    /* where a part's sums go */
-} Item;
-
-typedef struct {
-    int32_t row;
-    int32_t slot;  /* of its first part */
-    int32_t parts; /* in neighbouring slots */
-} Merge;
-
-typedef struct {
-    const char *pool; /* at the layer's keys of block 0 */
-    const float *q;   /* [tokens, heads, head_size] */
-    float *out;
-    int64_t q_stride, out_stride; /* floats between tokens */
-    int64_t block_stride;         /* elements of a whole block */
-    int64_t block_tokens, kv_heads, group, head_size, half;
-    const int32_t *table; /* [rows, table_stride] block ids */
-    int64_t table_stride;
-    const int32_t *table_rows, *query_start, *context_tokens;
-    const Item *items;
-    int64_t item_count;
-    const Merge *merges;
-    int64_t merge_count;
-    float *scratch; /* [threads, scratch_floats] */
-    int64_t scratch_floats;
-    float *parts; /* [slots, kv_heads, group, 2 + padded]: top, sum, weighted values */
-    int64_t threads;
-} Job;
 
 INLINE int64_t padded_head(int64_t head_size) { return (head_size + VW - 1) / VW * VW; }
 
@@ -180,25 +145,21 @@ int64_t NAME(attend_scratch)(int64_t head_size, int64_t max_rows, int64_t max_to
 /* Floats of a part: one query, one KV head. */
 int64_t NAME(attend_part)(int64_t head_size, int64_t group) { return group * (2 + padded_head(head_size)); }
 
+void NAME(share_attend)(const Job *job, Worker *worker) {
+    float *scratch = job->scratch + worker->thread * job->scratch_floats;
+    SHARE_FOR(worker, i, job->item_count, job->item_count) {
+        if (job->half)
+            run_item(job, job->items + i, scratch, 1);
+        else
+            run_item(job, job->items + i, scratch, 0);
+    }
+    SHARE_FOR(worker, i, job->merge_count, job->merge_count) merge(job, job->merges + i);
+}
+
 void NAME(attend)(const Job *job) {
-    int threads = (int)job->threads;
-#if defined(_OPENMP)
-#pragma omp parallel num_threads(threads) if (threads > 1)
-#endif
-    {
-        float *scratch = job->scratch + THREAD() * job->scratch_floats;
-#if defined(_OPENMP)
-#pragma omp for schedule(dynamic, 1)
-#endif
-        for (int64_t i = 0; i < job->item_count; i++) {
-            if (job->half)
-                run_item(job, job->items + i, scratch, 1);
-            else
-                run_item(job, job->items + i, scratch, 0);
-        }
-#if defined(_OPENMP)
-#pragma omp for schedule(static)
-#endif
-        for (int64_t i = 0; i < job->merge_count; i++) merge(job, job->merges + i);
+    Phase phases[2] = {{0}, {0}};
+    TOGETHER(job->threads) {
+        Worker worker = enter(phases);
+        NAME(share_attend)(job, &worker);
     }
 }

@@ -2,30 +2,15 @@
 #include <stdint.h>
 
 #include "parallel.h"
+#include "pool.h"
 #include "vec.h"
-
-INLINE void round_row(const float *from, char *pool, int64_t index, int64_t count, int half) {
-    if (!half) {
-        memcpy((float *)pool + index, from, count * sizeof(float));
-        return;
-    }
-    uint16_t *to = (uint16_t *)pool + index;
-    int64_t i = 0;
-    for (; i + VW <= count; i += VW) v_store_half(to + i, v_load(from + i));
-    for (; i < count; i++) to[i] = float_to_half(from[i]);
-}
 
 /* Keys and values [rows, width] to their slots; slot -1 is skipped. `pool` is at the layer's keys of block 0. */
 void NAME(write_kv)(char *pool, int64_t half, int64_t block_stride, int64_t block_tokens, int64_t width,
                     const int64_t *slots, const float *k, int64_t k_stride, const float *v, int64_t v_stride,
                     int64_t rows, int threads) {
-    PARALLEL_FOR(threads)
-    for (int64_t r = 0; r < rows; r++) {
-        if (slots[r] < 0) continue;
-        int64_t index = slots[r] / block_tokens * block_stride + slots[r] % block_tokens * width;
-        round_row(k + r * k_stride, pool, index, width, (int)half);
-        round_row(v + r * v_stride, pool, index + block_tokens * width, width, (int)half);
-    }
+    ROWS_TOGETHER(threads, r, rows)
+        store_kv(pool, half, block_stride, block_tokens, width, slots[r], k + r * k_stride, v + r * v_stride);
 }
 
 /* The first row with a table entry, inside its context, that is no block of the pool; -1: none. */
@@ -43,7 +28,6 @@ int64_t NAME(check_table)(const int32_t *table, int64_t stride, const int32_t *t
 /* Row from[i] of one array of rows to row to[i] of another; a missing index list counts up from 0. */
 void NAME(move_rows)(const char *source, const int64_t *from, char *target, const int64_t *to, int64_t count,
                      int64_t row_bytes, int threads) {
-    PARALLEL_FOR(threads)
-    for (int64_t i = 0; i < count; i++)
+    ROWS_TOGETHER(threads, i, count)
         memcpy(target + (to ? to[i] : i) * row_bytes, source + (from ? from[i] : i) * row_bytes, row_bytes);
 }

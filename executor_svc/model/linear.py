@@ -1,8 +1,10 @@
-"""Linear layers over packed weights: fp16 weights with fp32 activations and sums, or plain fp32 as the reference.
+"""Linear layers over packed weights: fp16 weights with fp32 activations and sums, int8 weights with int16
+activations, or plain fp32 as the reference.
 
 A layer takes float32 `[rows, inputs]` and gives float32 `[rows, outputs]`. A row's result is the same bits among all
 row counts that are multiples of the number that probe.py finds, and only among those. fp16 has two forms: our own
-kernel, which treats every row alike however many there are, and fbgemm's through torch where that does not run.
+kernel (native_linear.py), which treats every row alike however many there are, and fbgemm's through torch where that
+does not run. int8 has our own kernel only.
 """
 
 from __future__ import annotations
@@ -11,13 +13,12 @@ from typing import Literal, Protocol
 
 import torch
 
-from executor_svc.kernels.library import Library, load
+from executor_svc.kernels.library import load
+from executor_svc.model.native_linear import NativeLinear
 from jitney.errors import InvalidRequest
 
-Arithmetic = Literal["fp16", "fp32"]
-WORTH_THREADS_PRODUCTS = 200_000
+Arithmetic = Literal["fp16", "int8", "fp32"]
 _FP16_ENGINES = ("x86", "fbgemm")
-_LARGEST_HALF = 65504.0
 
 
 class Linear(Protocol):
@@ -31,40 +32,6 @@ class Linear(Protocol):
 
     def add_to(self, out: torch.Tensor, x: torch.Tensor) -> None:
         """The same added to `out` [rows, outputs]."""
-
-
-class NativeLinear:
-    """Weights rounded to fp16 in panels, by kernels/linear.c."""
-
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, library: Library, isa: str) -> None:
-        self.outputs, self.inputs = weight.shape
-        panel = int(library.kernel("linear_panel", isa)())
-        panels = -(-self.outputs // panel)
-        padded = torch.zeros(panels * panel, self.inputs, dtype=torch.float16)
-        padded[: self.outputs] = weight.clamp(-_LARGEST_HALF, _LARGEST_HALF)
-        self._packed = padded.view(panels, panel, self.inputs).transpose(1, 2).contiguous()
-        self._bias = bias
-        self._kernel = library.kernel("linear", isa)
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """See Linear."""
-        out = torch.empty(x.shape[0], self.outputs)
-        self._run(out, x, 0)
-        return out
-
-    def add_to(self, out: torch.Tensor, x: torch.Tensor) -> None:
-        """See Linear."""
-        self._run(out, x, 1)
-
-    def _run(self, out: torch.Tensor, x: torch.Tensor, add: int) -> None:
-        rows = x.shape[0]
-        products = rows * self.inputs * self.outputs
-        self._kernel(
-            *(x.data_ptr(), x.stride(0), self._packed.data_ptr()),
-            *(self._bias.data_ptr() if self._bias is not None else None, out.data_ptr(), out.stride(0)),
-            *(rows, self.inputs, self.outputs, add),
-            torch.get_num_threads() if products >= WORTH_THREADS_PRODUCTS else 1,
-        )
 
 
 class FbgemmLinear:
@@ -107,10 +74,17 @@ class Packer:
     """Packs the layers of a model, all in one form. `describe` says what decides the bits of a product."""
 
     def __init__(self, arithmetic: Arithmetic, native: bool = True, isa: str | None = None) -> None:
-        """`native` false: fp16 through torch. Raises InvalidRequest where this machine has no fp16 kernels."""
+        """`native` false: fp16 through torch. Raises InvalidRequest where this machine has no kernels for that."""
+        self._arithmetic = arithmetic
         self._fp32 = arithmetic == "fp32"
         self._library = load() if native and not self._fp32 else None
         self._isa = self._library.pick(isa) if self._library is not None else ""
+        if arithmetic == "int8" and self._library is None:
+            raise InvalidRequest(
+                "int8 weights need the native kernels, which do not run here or are turned off; choose fp16 or fp32",
+                field="arithmetic",
+                value=arithmetic,
+            )
         if not self._fp32 and self._library is None and not has_fbgemm():
             raise InvalidRequest(
                 "this machine has no fp16 linear kernels: they need a C compiler, or x86-64 with AVX2; choose fp32",
@@ -125,7 +99,7 @@ class Packer:
         if self._fp32:
             return Fp32Linear(weight, bias)
         if self._library is not None:
-            return NativeLinear(weight, bias, self._library, self._isa)
+            return NativeLinear(weight, bias, self._library, self._isa, int8=self._arithmetic == "int8")
         return FbgemmLinear(weight, bias)
 
     def describe(self) -> str:
@@ -133,7 +107,7 @@ class Packer:
         if self._fp32:
             return "linear=fp32-mkl" if torch.backends.mkl.is_available() else "linear=fp32-blas"
         if self._library is not None:
-            return f"linear=fp16-{self._library.describe(self._isa)}"
+            return f"linear={self._arithmetic}-{self._library.describe(self._isa)}"
         return "linear=fp16-fbgemm"
 
 

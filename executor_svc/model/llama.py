@@ -1,8 +1,9 @@
 """The forward pass: tokens of a step in, logits of the rows that sample out.
 
 Everything but attention treats tokens one by one, so a step is one matrix of rows whatever requests they belong to.
-Its row count is padded to the multiple at which no row feels the others (probe.py); the rows of padding hold
-whatever an earlier step left there. In the last layer, what follows attention runs only for rows that sample.
+Where all parts are native the layers run in one call (native_layers.py); otherwise in a loop here, whose row count is
+padded to the multiple at which no row feels the others (probe.py); the rows of padding hold whatever an earlier step
+left there. In the last layer, what follows attention runs only for rows that sample.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from executor_svc.attention import AttentionBackend
+from executor_svc.attention import AttentionBackend, Planned
 from executor_svc.kernels.elementwise import Elementwise
 from executor_svc.model.linear import Linear, Packer, pad_rows
+from executor_svc.model.native_layers import NativeLayers, fits
 from executor_svc.model.weights import EMBEDDING, FINAL_NORM, Weights
 from executor_svc.step_plan import StepPlan
 
@@ -70,16 +72,19 @@ class Llama:
         positions = min(config.context_tokens, backend.shape.blocks * backend.shape.block_tokens)
         self.cosines, self.sines = rotary_tables(config.rope_base, config.rope_divisors, positions)
         self._buffers = self._new_buffers(64)
+        self.native = NativeLayers(self) if fits(self) else None
 
     def pad_to(self, row_multiple: int) -> None:
         """Pads the rows of every product to this multiple from now on."""
         self.row_multiple = row_multiple
         self._buffers = self._new_buffers(64)
+        self.native = NativeLayers(self) if fits(self) else None
 
     def with_parts(self, backend: AttentionBackend, elementwise: Elementwise) -> Llama:
         """The same network and packed weights with another pool and other row-wise operations."""
         other = copy(self)
         other.backend, other.elementwise = backend, elementwise
+        other.native = NativeLayers(other) if fits(other) else None
         return other
 
     def shapes(self) -> list[tuple[Linear, bool]]:
@@ -91,19 +96,33 @@ class Llama:
     @torch.inference_mode()
     def forward(self, plan: StepPlan) -> torch.Tensor | None:
         """Logits float32 `[S, vocabulary]` of the plan's sampling rows, or None if no row samples."""
-        tokens, config, elementwise = plan.tokens, self.config, self.elementwise
+        tokens = plan.tokens
         if tokens == 0:
             return None
         padded = pad_rows(tokens, self.row_multiple)
         if padded > self._buffers.capacity:
             self._buffers = self._new_buffers(padded + padded // 2)
-        buffers = self._buffers
-        x, normed = buffers.x[:padded], buffers.normed[:padded]
+        x = self._buffers.x[:padded]
         x[tokens:] = 0.0
         x[:tokens] = self.embedding[torch.from_numpy(plan.token_ids).long()]
-        positions = torch.from_numpy(plan.positions)
         planned = self.backend.plan(plan)
-        attended = buffers.attended[:padded]
+        if self.native is not None:
+            sampled = plan.query_start[1:][plan.sample_rows].astype(np.int64) - 1
+            self.native.run(plan, planned, x, sampled)
+            x = x[: len(sampled)]
+        else:
+            x = self._run_layers(plan, planned, x)
+        if len(plan.sample_rows) == 0:
+            return None
+        normed = self._buffers.normed[: len(x)]
+        self.elementwise.rms_norm(x, self.final_norm, self.config.norm_epsilon, normed)
+        return self.head(normed)[: len(plan.sample_rows)]
+
+    def _run_layers(self, plan: StepPlan, planned: Planned, x: torch.Tensor) -> torch.Tensor:
+        """All layers over x; returns the rows that sample, padded."""
+        tokens, config, elementwise = plan.tokens, self.config, self.elementwise
+        normed, attended = self._buffers.normed[: len(x)], self._buffers.attended[: len(x)]
+        positions = torch.from_numpy(plan.positions)
         out = attended[:tokens].view(tokens, config.heads, config.head_size)
         for index, layer in enumerate(self.layers):
             elementwise.rms_norm(x, layer.attention_norm, config.norm_epsilon, normed)
@@ -116,7 +135,7 @@ class Llama:
             self.backend.write_kv(planned, index, k, v)
             if index == config.layers - 1:
                 if len(plan.sample_rows) == 0:
-                    return None
+                    return x[:0]
                 self.backend.attend(planned, index, q, out)
                 x, attended = self._sampling_rows(plan, x, attended)
                 normed = normed[: len(x)]
@@ -124,8 +143,7 @@ class Llama:
                 self.backend.attend(planned, index, q, out)
             layer.output.add_to(x, attended)
             self._feed_forward(layer, x, normed)
-        elementwise.rms_norm(x, self.final_norm, config.norm_epsilon, normed)
-        return self.head(normed)[: len(plan.sample_rows)]
+        return x
 
     def _feed_forward(self, layer: Layer, x: torch.Tensor, normed: torch.Tensor) -> None:
         self.elementwise.rms_norm(x, layer.ffn_norm, self.config.norm_epsilon, normed)

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from executor_svc.kernels.library import load
 from executor_svc.model.model import CpuModel
 from executor_svc.request import FinishReason, Sampling, TokenLogprobs
 from jitney.snapshot import Settings
@@ -55,14 +56,14 @@ asks = st.builds(
 )
 
 
-@pytest.fixture(scope="module", params=["fp16", "fp32"])
+@pytest.fixture(scope="module", params=["fp16", "fp32", *(["int8"] if load() is not None else [])])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CpuModel]:
     folder: Path = tmp_path_factory.mktemp("model")
-    arithmetic: Literal["fp16", "fp32"] = request.param
+    arithmetic: Literal["fp16", "int8", "fp32"] = request.param
     yield CpuModel.load(
         make_tiny_llama(folder / "llama", vocab=VOCABULARY, context=CONTEXT),
         arithmetic=arithmetic,
-        kv=arithmetic,
+        kv="fp32" if arithmetic == "fp32" else "fp16",
         pool_blocks=POOL_BLOCKS,
         block_tokens=BLOCK_TOKENS,
         max_step_tokens=CONTEXT,

@@ -12,6 +12,7 @@ import torch
 from executor_svc.attention_native import NativeAttention
 from executor_svc.kernels import build
 from executor_svc.kernels.library import Library, load, open_library
+from executor_svc.model.native_linear import NativeLinear
 from tests.support.attention_cases import Content, Span
 
 pytestmark = [
@@ -76,3 +77,20 @@ def test_mutant(mutant: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert text.count(old) == 1
         (tmp_path / name).write_text(text.replace(old, new))
     assert is_right(open_library(tmp_path)) == (mutant is None)
+
+
+def test_machines_without_vnni_give_the_same_bits(tmp_path: Path) -> None:
+    """Sums of int8 products are exact, by one instruction or by two."""
+    library = load()
+    assert library is not None
+    for path in (*build.HERE.glob("*.c"), *build.HERE.glob("*.h")):
+        shutil.copy(path, tmp_path)
+    text = (tmp_path / "cpu.c").read_text()
+    asks = '__builtin_cpu_supports("avx512vnni") != 0'
+    assert text.count(asks) == 1
+    (tmp_path / "cpu.c").write_text(text.replace(asks, "0"))
+    random = torch.Generator().manual_seed(0)
+    weight, x = torch.randn(200, 577, generator=random), torch.randn(30, 577, generator=random)
+    for isa in library.isas:
+        one, other = (NativeLinear(weight, None, each, isa, int8=True)(x) for each in (library, open_library(tmp_path)))
+        assert torch.equal(one, other)

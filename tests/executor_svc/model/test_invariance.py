@@ -8,13 +8,17 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from executor_svc.kernels.library import load
 from executor_svc.model.model import CpuModel
 from tests.support.step_plans import Chunk, Sequences
 from tests.support.tiny_llama import make_tiny_llama
 
 SEQUENCES = 7
 TOKENS = 70
-VARIANTS = (("fp16", "fp16", True), ("fp32", "fp32", True), ("fp32", "fp16", True), ("fp16", "fp16", False))
+VARIANTS = (
+    *(("fp16", "fp16", True), ("fp32", "fp32", True), ("fp32", "fp16", True), ("fp16", "fp16", False)),
+    *([("int8", "fp16", True)] if load() is not None else []),
+)
 
 
 @pytest.fixture(scope="module", params=VARIANTS, ids=lambda variant: f"{variant[0]}-kv-{variant[1]}-{variant[2]}")
