@@ -32,7 +32,7 @@ $(RUNS): pyproject.toml setup.py $(PROTOS) | $(VENV)/bin/python
 	@touch $@
 
 $(TESTS): $(RUNS)
-	$(call say,installing what its tests need: some 100 MB the first time)
+	$(call say,installing what its tests need: some 170 MB the first time)
 	$(call pip,install -e '.[dev]')
 	@touch $@
 

@@ -1,5 +1,8 @@
 /* Puts the splits of paged_decode together, in the order of the context: grid [heads, rows], HEAD_SIZE threads. */
 
+/* Where a row's query lies, or its table: as the index says, or in the same order. */
+__device__ __forceinline__ i64 place_of(const int *index, int row) { return index == nullptr ? row : index[row]; }
+
 /* sum / weight, 0 of no tokens, as float32 or as an element. */
 __device__ __forceinline__ void store_result(void *out, i64 index, int out_float, float sum, float weight) {
     const float x = weight == 0.0f ? 0.0f : sum / weight;
@@ -18,7 +21,6 @@ extern "C" __global__ void __launch_bounds__(HEAD_SIZE)
     merge_splits(void *out, i64 out_stride, int out_float, const float *parts, const float *sums, const int *tokens,
                  int splits) {
     const int head = blockIdx.x, row = blockIdx.y, heads = gridDim.x;
-    const i64 token = tokens == nullptr ? row : tokens[row];
     const i64 first = ((i64)row * heads + head) * splits;
     float peak = NEVER, weight = 0.0f, sum = 0.0f;
     for (int s = 0; s < splits; s++) peak = fmaxf(peak, sums[2 * (first + s)]);
@@ -27,5 +29,5 @@ extern "C" __global__ void __launch_bounds__(HEAD_SIZE)
         weight += scale * sums[2 * (first + s) + 1];
         sum += scale * parts[(first + s) * HEAD_SIZE + threadIdx.x];
     }
-    store_result(out, token * out_stride + (i64)head * HEAD_SIZE + threadIdx.x, out_float, sum, weight);
+    store_result(out, place_of(tokens, row) * out_stride + (i64)head * HEAD_SIZE + threadIdx.x, out_float, sum, weight);
 }

@@ -30,29 +30,29 @@ typedef struct {
     float peak, weight; /* of query g; `weight` of this lane's tokens only */
 } Partial;
 
-/* The lane's part of the keys of tokens g and g + 8 of a block. */
-__device__ __forceinline__ void load_keys(uint4 keys[2][CHUNKS], const u16 *block, i64 token_stride, int tokens) {
+/* The lane's part of the keys of tokens g and g + 8 of a block, of which the context has `tokens` or all. */
+__device__ __forceinline__ void load_keys(uint4 keys[2][CHUNKS], const u16 *block, int token_stride, int tokens) {
     const int g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         const int token = g + 8 * half;
+        const u16 *from = block + (token * token_stride + 8 * t);
 #pragma unroll
         for (int c = 0; c < CHUNKS; c++)
-            keys[half][c] = token < tokens ? load16_once(block + token * token_stride + 32 * c + 8 * t)
-                                           : make_uint4(0, 0, 0, 0);
+            keys[half][c] = token < tokens ? load16_once(from + 32 * c) : make_uint4(0, 0, 0, 0);
     }
 }
 
 /* The lane's part of the values of tokens 2t, 2t + 1, 2t + 8 and 2t + 9 of a block. */
-__device__ __forceinline__ void load_values(uint4 values[4][HALVES], const u16 *block, i64 token_stride, int tokens) {
+__device__ __forceinline__ void load_values(uint4 values[4][HALVES], const u16 *block, int token_stride, int tokens) {
     const int g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         const int token = 2 * t + i % 2 + 8 * (i / 2);
+        const u16 *from = block + (token * token_stride + 8 * g);
 #pragma unroll
         for (int h = 0; h < HALVES; h++)
-            values[i][h] = token < tokens ? load16_once(block + token * token_stride + 64 * h + 8 * g)
-                                          : make_uint4(0, 0, 0, 0);
+            values[i][h] = token < tokens ? load16_once(from + 64 * h) : make_uint4(0, 0, 0, 0);
     }
 }
 
@@ -118,19 +118,37 @@ __device__ __forceinline__ void accumulate(Partial *have, const float weights[4]
     }
 }
 
-/* What this warp has of blocks `first + warp`, then every WARPS-th, up to `last`. */
+/* What this warp has of blocks `first + warp`, then every WARPS-th, up to `last`. Keys are asked for one turn ahead, ids
+ * of blocks two; values while the scores are computed. A last block that the context does not fill comes by itself. */
 __device__ __forceinline__ void attend(Partial *have, const uint4 query[CHUNKS], const u16 *pool, i64 block_stride,
-                                       i64 values_offset, i64 token_stride, const int *table, int first, int last,
+                                       int values_offset, int token_stride, const int *table, int first, int last,
                                        int context, float scale) {
+    const int whole = min(last, context / BLOCK_TOKENS);
     int block = first + threadIdx.x / WARP;
-    int id = block < last ? table[block] : 0;
+    uint4 keys[2][CHUNKS], values[4][HALVES];
+    float scores[4];
+    const u16 *at = pool;
+    int next = 0;
+    if (block < whole) {
+        at = pool + table[block] * block_stride;
+        load_keys(keys, at, token_stride, BLOCK_TOKENS);
+        if (block + WARPS < whole) next = table[block + WARPS];
+    }
 #pragma unroll 1
-    for (; block < last; block += WARPS) {
-        const u16 *at = pool + id * block_stride;
-        if (block + WARPS < last) id = table[block + WARPS];
+    for (; block < whole; block += WARPS) {
+        load_values(values, at + values_offset, token_stride, BLOCK_TOKENS);
+        score(scores, query, keys, scale, BLOCK_TOKENS);
+        if (block + WARPS < whole) {
+            at = pool + next * block_stride;
+            load_keys(keys, at, token_stride, BLOCK_TOKENS);
+            if (block + 2 * WARPS < whole) next = table[block + 2 * WARPS];
+        }
+        weigh(have, scores);
+        accumulate(have, scores, values);
+    }
+    if (block < last) {
         const int tokens = context - block * BLOCK_TOKENS;
-        uint4 keys[2][CHUNKS], values[4][HALVES];
-        float scores[4];
+        at = pool + table[block] * block_stride;
         load_keys(keys, at, token_stride, tokens);
         load_values(values, at + values_offset, token_stride, tokens);
         score(scores, query, keys, scale, tokens);
@@ -163,15 +181,14 @@ __device__ __forceinline__ void share(Shared *shared, const Partial *mine) {
     }
 }
 
-extern "C" __global__ void __launch_bounds__(WARPS * WARP, HEAD_SIZE == 128 ? 4 : 6)
+extern "C" __global__ void __launch_bounds__(WARPS * WARP, HEAD_SIZE == 128 ? 2 : 4)
     paged_decode(void *out, i64 out_stride, int out_float, float *parts, float *sums, const void *q, i64 q_stride,
-                 const void *pool, i64 block_stride, i64 values_offset, i64 token_stride, const int *table,
+                 const void *pool, i64 block_stride, int values_offset, int token_stride, const int *table,
                  i64 table_stride, const int *table_rows, const int *tokens, const int *contexts, int group, int chunk,
                  float scale) {
     __shared__ Shared shared;
     const int head = blockIdx.x, row = blockIdx.y, split = blockIdx.z, splits = gridDim.z;
     const int g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;
-    const i64 token = tokens == nullptr ? row : tokens[row];
     const int context = contexts[row], blocks = (context + BLOCK_TOKENS - 1) / BLOCK_TOKENS;
     const int share_blocks = chunk > 0 ? chunk : (blocks + splits - 1) / splits;
     const int first = min(blocks, split * share_blocks);
@@ -185,12 +202,12 @@ extern "C" __global__ void __launch_bounds__(WARPS * WARP, HEAD_SIZE == 128 ? 4 
 #pragma unroll
         for (int i = 0; i < 4; i++) mine.sums[j][i] = 0.0f;
     uint4 query[CHUNKS];
-    const u16 *queries = (const u16 *)q + token * q_stride + (i64)(head * group) * HEAD_SIZE;
+    const u16 *queries = (const u16 *)q + place_of(tokens, row) * q_stride + head * group * HEAD_SIZE;
 #pragma unroll
     for (int c = 0; c < CHUNKS; c++)
         query[c] = g < group ? load16(queries + g * HEAD_SIZE + 32 * c + 8 * t) : make_uint4(0, 0, 0, 0);
     attend(&mine, query, (const u16 *)pool + head * HEAD_SIZE, block_stride, values_offset, token_stride,
-           table + (table_rows == nullptr ? row : table_rows[row]) * table_stride, first, last, context, scale);
+           table + place_of(table_rows, row) * table_stride, first, last, context, scale);
 
     share(&shared, &mine);
     __syncthreads();
@@ -207,7 +224,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * WARP, HEAD_SIZE == 128 ? 4 
             sum += by * shared.sums[w][member][dimension];
         }
         if (splits == 1) {
-            store_result(out, token * out_stride + (head * group) * HEAD_SIZE + i, out_float, sum, weight);
+            store_result(out, place_of(tokens, row) * out_stride + head * group * HEAD_SIZE + i, out_float, sum, weight);
         } else {
             const i64 part = ((i64)row * heads + head * group + member) * splits + split;
             parts[part * HEAD_SIZE + dimension] = sum;
