@@ -124,7 +124,7 @@ wheel: $(TESTS) ## a wheel in build/dist
 
 clean: ## what was built, but not the environment
 	@rm -rf build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis bench/results
-	@rm -f $(RUNS) $(TESTS) executor_svc/kernels/*.so jitney/*/v1/*_pb2*.py jitney/*/v1/*_pb2*.pyi
+	@rm -f $(RUNS) $(TESTS) executor_svc/kernels/*.so executor_svc/kernels/cuda/*.so jitney/*/v1/*_pb2*.py jitney/*/v1/*_pb2*.pyi
 	@find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
 
 distclean: clean ## clean, and the environment

@@ -106,7 +106,7 @@ class PagedCase:
         scratch = torch.full((kernels.scratch_floats(len(rows.contexts), splits.count),), NAN, device=self.device)
         kernels.decode(self.pool if pool is None else pool, LAYER, self.q, out, rows, splits, scratch)
         assert rows.tokens is not None
-        found = out[rows.tokens.long()].cpu()
+        found: torch.Tensor = out[rows.tokens.long()].cpu()
         out[rows.tokens.long()] = 7.0
         assert bool((wide == 7.0).all()), "wrote where nothing of a row lies"
         return found
