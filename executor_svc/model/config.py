@@ -110,12 +110,13 @@ def from_directory(directory: Path) -> LlamaConfig:
             value=names[0],
         )
     activation = values.get("hidden_act", "silu")
-    for unusable, why in (
-        (values.get("quantization_config") is not None, "is quantised in a form that is not read here"),
-        (activation != "silu", f"uses the activation {activation}, which is not built here"),
+    quantised = values.get("quantization_config")
+    for field, value, usable, why in (
+        ("quantization_config", quantised, quantised is None, "is quantised in a form that is not read here"),
+        ("hidden_act", activation, activation == "silu", f"uses the activation {activation}, which is not built here"),
     ):
-        if unusable:
-            raise BadModel(f"{directory}: the model {why}", field="config.json")
+        if not usable:
+            raise BadModel(f"{directory}: the model {why} ({field} is {value!r})", field=field, value=value)
     fields = _Fields(f"{directory / 'config.json'}", values)
     heads = fields.integer("num_attention_heads")
     hidden = fields.integer("hidden_size")
@@ -172,8 +173,10 @@ def _hf_rope(fields: _Fields, head_size: int) -> tuple[float, tuple[float, ...]]
     rope = _Fields(fields.source, inner)
     base = rope.number("rope_theta", fields.number("rope_theta", 10000.0))
     kind = inner.get("rope_type", inner.get("type", "default"))
-    if inner.get("partial_rotary_factor", values.get("partial_rotary_factor", 1.0)) != 1.0:
-        raise BadModel(f"{fields.source}: partial rotary embedding is not built here", field="partial_rotary_factor")
+    partial = inner.get("partial_rotary_factor", values.get("partial_rotary_factor", 1.0))
+    if partial != 1.0:
+        what = f"{fields.source}: rotary embedding of a part of each head ({partial}) is not built here"
+        raise BadModel(what, field="partial_rotary_factor", value=partial)
     if kind == "default":
         return base, (1.0,) * (head_size // 2)
     if kind == "linear":
@@ -205,8 +208,9 @@ def from_gguf(source: str, metadata: Mapping[str, Any], tied: bool, rope_divisor
             value=architecture,
         )
     fields = _Fields(source, {key.removeprefix(f"{architecture}."): value for key, value in metadata.items()})
-    if fields.integer("expert_count", 0) > 0:
-        raise BadModel(f"{source}: mixtures of experts are not built here", field="expert_count")
+    if (experts := fields.integer("expert_count", 0)) > 0:
+        what = f"{source}: mixtures of experts are not built here, this is one of {experts}"
+        raise BadModel(what, field="expert_count", value=experts)
     kind = fields.values.get("rope.scaling.type", "none")
     if kind not in ("none", "linear"):
         raise BadModel(f"{source}: rotary scaling {kind!r} is not built here", field="rope.scaling.type", value=kind)

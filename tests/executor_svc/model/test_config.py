@@ -66,6 +66,22 @@ def test_what_is_not_built_is_refused(tmp_path: Path, changes: dict[str, Any], w
     assert "\n" not in caught.value.message
 
 
+@pytest.mark.parametrize(
+    ("changes", "field", "value"),
+    [
+        ({"architectures": ["SmolLM3ForCausalLM"]}, "architectures", "SmolLM3ForCausalLM"),
+        ({"hidden_act": "gelu"}, "hidden_act", "gelu"),
+        ({"quantization_config": {"quant_method": "awq"}}, "quantization_config", {"quant_method": "awq"}),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor", 0.5),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_type", "yarn"),
+    ],
+)
+def test_a_refusal_names_field_and_value(tmp_path: Path, changes: dict[str, Any], field: str, value: object) -> None:
+    with pytest.raises(BadModel) as caught:
+        from_directory(changed(tmp_path, **changes))
+    assert (caught.value.field, caught.value.value) == (field, str(value))
+
+
 @pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff\xfe"])
 def test_a_broken_config_is_one_sentence(tmp_path: Path, content: bytes) -> None:
     make_tiny_llama(tmp_path)

@@ -11,11 +11,13 @@ import torch
 
 from executor_svc.model.linear import Arithmetic
 from executor_svc.model.model import CpuModel
+from tests.support.random_models import random_hf_model
 from tests.support.step_plans import Chunk, Sequences, sampling_rows
 from tests.support.tiny_gguf import write_gguf
 from tests.support.tiny_llama import make_tiny_llama
 
 LENGTHS = (1, 7, 16, 40, 100)
+KINDS = ("Llama", "Llama-3", "Mistral", "Qwen2", "Qwen3")
 
 
 def load(path: Path, arithmetic: Arithmetic = "fp32", **options: Any) -> tuple[CpuModel, Sequences]:
@@ -37,37 +39,6 @@ def oracle_logits(directory: Path, tokens: list[int]) -> torch.Tensor:
     with torch.no_grad():
         logits: torch.Tensor = model(torch.tensor([tokens])).logits[0]
     return logits
-
-
-def random_hf_model(directory: Path, kind: str) -> Path:
-    """A random model of another architecture, with biases that are not zero and norms that are not one."""
-    import transformers
-
-    sizes = {
-        "vocab_size": 512,
-        "hidden_size": 64,
-        "intermediate_size": 96,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 32,
-        "max_position_embeddings": 256,
-        "tie_word_embeddings": True,
-    }
-    if kind == "Qwen2":
-        del sizes["head_dim"]
-    torch.manual_seed(5)
-    extra = {"attention_bias": True} if kind == "Llama" else {}
-    config = getattr(transformers, f"{kind}Config")(**sizes, **extra)
-    model = getattr(transformers, f"{kind}ForCausalLM")(config)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if name.endswith("bias") or "norm" in name:
-                parameter.add_(0.2 * torch.randn(parameter.shape))
-            else:
-                parameter.mul_(4.0)
-    model.save_pretrained(directory)
-    return directory
 
 
 def check_against_oracle(directory: Path, model: CpuModel, sequences: Sequences, tolerance: float) -> None:
@@ -106,10 +77,26 @@ def test_gguf_is_transformers(tmp_path: Path) -> None:
     check_against_oracle(directory, model, sequences, 1e-4)
 
 
-@pytest.mark.parametrize("kind", ["Llama", "Mistral", "Qwen2", "Qwen3"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_relatives_are_transformers(tmp_path: Path, kind: str) -> None:
     directory = random_hf_model(tmp_path / kind, kind)
     model, sequences = load(directory)
+    check_against_oracle(directory, model, sequences, 3e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kind", KINDS)
+def test_shards_in_half_precision_are_transformers(tmp_path: Path, kind: str, dtype: torch.dtype) -> None:
+    directory = random_hf_model(tmp_path / kind, kind, dtype=dtype, shard_bytes=50_000)
+    assert len(list(directory.glob("model-*.safetensors"))) > 2
+    model, sequences = load(directory)
+    check_against_oracle(directory, model, sequences, 3e-4)
+
+
+@pytest.mark.parametrize("kind", ["Llama", "Qwen2", "Qwen3"])
+def test_relatives_in_gguf_are_transformers(tmp_path: Path, kind: str) -> None:
+    directory = random_hf_model(tmp_path / kind, kind)
+    model, sequences = load(write_gguf(directory, tmp_path / "tiny.gguf"))
     check_against_oracle(directory, model, sequences, 3e-4)
 
 
