@@ -35,10 +35,19 @@ class ExecutorConfig(ServingConfig):
     )
     scheduler_ca: Path | None = option(None, "PEM file with the schedulers' authority; turns TLS to them on")
 
-    arithmetic: Literal["fp16", "int8", "fp32"] = option(
-        "fp16", "Weights: in half precision; in 8 bits, which is faster and less exact; fp32: the reference"
+    backend: Literal["auto", "cpu", "torch_cuda", "cupy_cuda"] = option(
+        "auto", "What computes; auto: a GPU where there is one, with our kernels where CuPy is installed"
     )
-    kv: Literal["fp16", "fp32"] = option("fp16", "Type of keys and values in the pool")
+    emulated: bool = option(False, "Run a GPU backend on this CPU, its kernels emulated: for tests, very slow")
+    fixed_splits: bool = option(False, "cupy_cuda: split contexts alike whatever is in the batch")
+    arithmetic: Literal["auto", "fp16", "bf16", "int8", "fp32"] = option(
+        "auto",
+        "Weights; auto: fp16 on a CPU, the model's own type on a GPU; int8: on a CPU, faster and less exact; "
+        "fp32: the reference",
+    )
+    kv: Literal["auto", "fp16", "bf16", "fp32"] = option(
+        "auto", "Type of keys and values in the pool; auto: fp16 on a CPU, that of the arithmetic on a GPU"
+    )
     native: bool = option(True, "Use the native kernels where they run")
     threads: int = option(0, "Threads that compute; 0: one a core", minimum=0, maximum=1024)
     pool_blocks: int = option(2048, "Blocks of the KV pool", minimum=2, maximum=1 << 24)
@@ -99,6 +108,9 @@ class ExecutorConfig(ServingConfig):
                 f"--max-rows {self.max_rows} is over --max-step-tokens {self.max_step_tokens}: each row needs a token"
             )
             raise ConfigError(what, field="max_rows", limit=self.max_step_tokens, value=self.max_rows)
+        if self.emulated and self.backend not in ("torch_cuda", "cupy_cuda"):
+            what = f"--emulated needs --backend torch_cuda or cupy_cuda, not {self.backend}"
+            raise ConfigError(what, field="emulated", limit="torch_cuda, cupy_cuda", value=self.backend)
         self.policy_choice()
 
     def policy_choice(self) -> PolicyChoice:

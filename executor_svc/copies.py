@@ -27,7 +27,8 @@ from jitney.block_ops import Block, Segment, block_id
 from jitney.ticket_ops import Slot, slot_generation, slot_id
 
 Bytes = NDArray[np.uint8]
-_LOAD, _URGENT, _DEMOTION = range(3)
+LOAD, URGENT, DEMOTION = range(3)
+"""What goes first."""
 _KEEP = 0.9
 """Of a measured rate, with each new piece."""
 PIECE_BYTES = 1 << 20
@@ -53,6 +54,11 @@ class SlotFiles:
             slots.append(np.frombuffer(room, np.uint8, size).reshape(segment.slots, segment.slot_bytes))
             self._generations.append(np.frombuffer(room, "<u4", segment.slots, size))
         self.rows = BlockRows(slots, block_bytes)
+        self._rooms = [(each.ctypes.data, each.nbytes) for each in slots]
+
+    def memory(self) -> Sequence[tuple[int, int]]:
+        """Address and bytes of the slots of each segment."""
+        return self._rooms
 
     def current(self, slot: Slot) -> bool:
         """Whether the slot is still what the ticket said."""
@@ -84,7 +90,7 @@ class _Job:
 
 
 @dataclass(slots=True)
-class _Meter:
+class Meter:
     """A measured rate."""
 
     bytes_per_s: float = 0.0
@@ -113,7 +119,7 @@ class MemoryCopies:
         self._current: _Job | None = None
         self._more = threading.Condition()
         self._done: deque[StoreCopied | LoadCopied] = deque()
-        self._out, self._in = _Meter(), _Meter()
+        self._out, self._in = Meter(), Meter()
         self._closed = False
         self._thread = threading.Thread(target=self._work, name="copies", daemon=True)
         self._thread.start()
@@ -125,20 +131,20 @@ class MemoryCopies:
     def store(self, job: int, blocks: Sequence[Block], slots: Sequence[Slot], *, urgent: bool) -> None:
         """See CopyPort."""
         rows, target_rows = [block_id(block) for block in blocks], [slot_id(slot) for slot in slots]
-        self._put(_Job(_URGENT if urgent else _DEMOTION, job, self._files, rows, target_rows, slots))
+        self._put(_Job(URGENT if urgent else DEMOTION, job, self._files, rows, target_rows, slots))
 
     def hurry(self, job: int) -> None:
         """See CopyPort."""
         with self._more:
             for each in self._open():
-                if each.number == job and each.rank == _DEMOTION:
-                    each.rank = _URGENT
+                if each.number == job and each.rank == DEMOTION:
+                    each.rank = URGENT
             heapq.heapify(self._jobs)
 
     def load(self, job: int, blocks: Sequence[Block], slots: Sequence[Slot], checksums: Sequence[int]) -> None:
         """See CopyPort."""
         rows, target_rows = [slot_id(slot) for slot in slots], [block_id(block) for block in blocks]
-        self._put(_Job(_LOAD, job, self._files, rows, target_rows, slots, checksums))
+        self._put(_Job(LOAD, job, self._files, rows, target_rows, slots, checksums))
 
     def poll(self) -> StoreCopied | LoadCopied | None:
         """See CopyPort."""
@@ -150,7 +156,7 @@ class MemoryCopies:
         if not out:
             return CopyRates()
         with self._more:
-            loads, urgent = (sum(job.left for job in self._open() if job.rank == rank) for rank in (_LOAD, _URGENT))
+            loads, urgent = (sum(job.left for job in self._open() if job.rank == rank) for rank in (LOAD, URGENT))
         queue_us = int(loads * self._block_bytes / inward * 1e6)
         return CopyRates(int(out), int(inward), queue_us, queue_us + int(urgent * self._block_bytes / out * 1e6))
 
@@ -193,7 +199,7 @@ class MemoryCopies:
         """The next blocks: their checksums, of a load up to the first bad one; and whether there was none."""
         first = len(job.found)
         rows, target_rows = job.rows[first : first + self._piece], job.target_rows[first : first + self._piece]
-        load = job.rank == _LOAD
+        load = job.rank == LOAD
         source, target = (job.files.rows, self._pool) if load else (self._pool, job.files.rows)
         began = time.perf_counter()
         found = self._copier.copy(source, rows, target, target_rows)
@@ -209,6 +215,6 @@ class MemoryCopies:
 
 
 def _ended(job: _Job) -> StoreCopied | LoadCopied:
-    if job.rank == _LOAD:
+    if job.rank == LOAD:
         return LoadCopied(job.number, len(job.rows), len(job.found))
     return StoreCopied(job.number, job.found)

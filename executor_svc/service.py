@@ -22,14 +22,16 @@ from executor_svc.cache_client import CacheClient
 from executor_svc.cache_pool import CachePool
 from executor_svc.clock import MonotonicClock
 from executor_svc.config import SERVICE, ExecutorConfig
-from executor_svc.copies import MemoryCopies
+from executor_svc.copies_choice import copies_for
 from executor_svc.decision_log import DecisionRecorder
 from executor_svc.door import Door
 from executor_svc.engine import Engine
 from executor_svc.hasher import HashWorker
 from executor_svc.lock_file import LockFile
 from executor_svc.loop import Loop, LoopSettings
+from executor_svc.model.device_model import DeviceModel
 from executor_svc.model.model import CpuModel
+from executor_svc.model.open_model import ModelOptions, open_model
 from executor_svc.model.threads import use_threads
 from executor_svc.model_info import ModelInfo
 from executor_svc.model_runner import ModelRunner
@@ -48,6 +50,7 @@ from jitney.serving.config import cache_dir as default_cache_dir
 from jitney.serving.config import default_shared_dir
 from jitney.serving.server import ServiceServer, build_server, serve_until_signal
 
+Model = CpuModel | DeviceModel
 SERVICE_NAME = "jitney.executor.v1.Executor"
 WATCH_S = 0.25
 PROGRESS_STEP = 0.02
@@ -117,7 +120,7 @@ class Executor:
         """Ends everything that `prepare` began."""
         await self._closing.aclose()
 
-    async def _start_engine(self, model: CpuModel, info: ModelInfo) -> tuple[Engine, SchedulerClient, CacheClient]:
+    async def _start_engine(self, model: Model, info: ModelInfo) -> tuple[Engine, SchedulerClient, CacheClient]:
         """Opens the cache and builds the loop around it."""
         config, clock = self._config, MonotonicClock()
         lock = LockFile(
@@ -136,7 +139,7 @@ class Executor:
         cache = CacheClient(config.cache, pool, clock)
         await cache.open(config.cache_timeout_s)
         self._closing.push_async_callback(cache.close)
-        copies = MemoryCopies(model.backend.pool, clock, bytes_per_s=config.copy_mib_per_s << 20)
+        copies = copies_for(model.backend, clock, config.copy_mib_per_s << 20)
         self._closing.push_async_callback(asyncio.to_thread, copies.close)
         copies.attach(cache.segments)
         scheduler = SchedulerClient(
@@ -203,7 +206,7 @@ class Executor:
                 await self._server.set_serving(reason)
 
 
-def load_model(config: ExecutorConfig) -> tuple[Tokenizer, CpuModel]:
+def load_model(config: ExecutorConfig) -> tuple[Tokenizer, Model]:
     """Tokenizer first: what is wrong with it is said before minutes of loading. Raises JitneyError, one sentence."""
     log = logs.get("executor")
     cache_dir = config.cache_dir or default_cache_dir()
@@ -214,18 +217,20 @@ def load_model(config: ExecutorConfig) -> tuple[Tokenizer, CpuModel]:
     threads = use_threads(config.threads)
     log.info("loading", stage="reading the tokenizer", fraction=0.0, model=str(path), threads=threads)
     tokenizer = load_tokenizer(path)
-    model = CpuModel.load(
-        path,
+    options = ModelOptions(
+        backend=config.backend,
+        emulated=config.emulated,
+        fixed_splits=config.fixed_splits,
         arithmetic=config.arithmetic,
         kv=config.kv,
         pool_blocks=config.pool_blocks,
         block_tokens=config.block_tokens,
         max_step_tokens=config.max_step_tokens,
         max_step_rows=config.max_rows,
-        cache_dir=cache_dir,
-        progress=_Progress(),
         native=config.native,
     )
+    say = log.info if config.backend == "auto" else log.warning  # what was asked for and is not to be had
+    model = open_model(path, options, cache_dir, say, _Progress())
     model.info = _joined(model.info, tokenizer, config, path)
     return tokenizer, model
 

@@ -42,6 +42,10 @@ class BlockRows:
         """The bytes of a block."""
         return self._arrays[row // self._each][row % self._each, : self.block_bytes]
 
+    def array_of(self, row: int) -> tuple[Bytes, int]:
+        """The array that holds a block, and its row there."""
+        return self._arrays[row // self._each], row % self._each
+
     def addresses(self, rows: Sequence[int]) -> NDArray[np.uint64]:
         """Where these blocks are. IndexError for one that is not here."""
         wanted = np.asarray(rows, np.int64)
@@ -57,12 +61,16 @@ class BlockCopier(Protocol):
     def copy(self, source: BlockRows, rows: Sequence[int], target: BlockRows, target_rows: Sequence[int]) -> list[int]:
         """Each row to its target row, which no other one overlaps; the checksums of what was copied."""
 
+    def checksums(self, source: BlockRows, rows: Sequence[int]) -> list[int]:
+        """Those of these blocks, where they are."""
+
 
 class NativeCopier:
     """The kernel of copy.c."""
 
     def __init__(self, library: Library, isa: str | None = None) -> None:
         self._copy_blocks = library.kernel("copy_blocks", library.pick(isa))
+        self._hash_blocks = library.kernel("hash_blocks", library.pick(isa))
         self._short = PlainCopier()
 
     def copy(self, source: BlockRows, rows: Sequence[int], target: BlockRows, target_rows: Sequence[int]) -> list[int]:
@@ -73,6 +81,16 @@ class NativeCopier:
         origins, places = source.addresses(rows), target.addresses(target_rows)
         checksums = np.zeros(len(origins), np.uint64)
         self._copy_blocks(origins.ctypes.data, places.ctypes.data, len(origins), size, checksums.ctypes.data)
+        found: list[int] = checksums.tolist()
+        return found
+
+    def checksums(self, source: BlockRows, rows: Sequence[int]) -> list[int]:
+        """See BlockCopier. Other threads of Python run meanwhile."""
+        if source.block_bytes < _LEAST_BYTES:
+            return self._short.checksums(source, rows)
+        places = source.addresses(rows)
+        checksums = np.zeros(len(places), np.uint64)
+        self._hash_blocks(places.ctypes.data, len(places), source.block_bytes, checksums.ctypes.data)
         found: list[int] = checksums.tolist()
         return found
 
@@ -92,6 +110,10 @@ class PlainCopier:
                 state.update(piece)  # type: ignore[arg-type]  # any buffer
             checksums.append(state.intdigest())
         return checksums
+
+    def checksums(self, source: BlockRows, rows: Sequence[int]) -> list[int]:
+        """See BlockCopier."""
+        return [xxhash.xxh3_64_intdigest(source.block(row)) for row in rows]  # type: ignore[arg-type]  # any buffer
 
 
 def block_copier() -> BlockCopier:

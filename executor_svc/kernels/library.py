@@ -36,6 +36,7 @@ SIGNATURES: dict[str, tuple[type[Any], ...]] = {
     "write_kv": (pointer, i64, i64, i64, i64, pointer, pointer, i64, pointer, i64, i64, i32),
     "check_table": (pointer, i64, pointer, pointer, i64, i64, i64),
     "copy_blocks": (pointer, pointer, i64, i64, pointer),
+    "hash_blocks": (pointer, i64, i64, pointer),
     "move_rows": (pointer, pointer, pointer, pointer, i64, i64, i32),
 }
 """Arguments of every kernel, as in its C source."""

@@ -94,7 +94,8 @@ def test_a_learned_table_goes_with_the_policy(tmp_path: Path) -> None:
         ("--policy-parameters=a=x", "policy_parameters"),
         ("--cached-price=1.5", "cached_price"),
         ("--pool-blocks=1", "pool_blocks"),
-        ("--arithmetic=bf16", "--arithmetic"),
+        ("--arithmetic=int4", "--arithmetic"),
+        ("--emulated", "emulated"),
     ],
 )
 def test_wrong_settings_are_refused(argument: str, field: str) -> None:

@@ -24,9 +24,10 @@ def random_hf_model(
     dtype: torch.dtype = torch.float32,
     shard_bytes: int = 1 << 30,
     head_size: int = 32,
+    scale: float = 4.0,
 ) -> Path:
     """A random model with biases that are not zero and norms that are not one; "Llama-3" has its rotary scaling, no
-    bias, and a head of its own."""
+    bias, and a head of its own. Matrices are `scale` times what transformers begins with."""
     import transformers
 
     sizes: dict[str, Any] = {
@@ -54,6 +55,6 @@ def random_hf_model(
             if parameter_name.endswith("bias") or "norm" in parameter_name:
                 parameter.add_(0.2 * torch.randn(parameter.shape))
             else:
-                parameter.mul_(4.0)
+                parameter.mul_(scale)
     model.to(dtype).save_pretrained(directory, max_shard_size=shard_bytes)
     return directory

@@ -33,6 +33,7 @@ def test_blocks_and_checksums(name: str, size: int) -> None:
         rows, target_rows = (3, 0, 2), (4, 1, 2)
         checksums = COPIERS[name].copy(source, rows, target, target_rows)
         assert checksums == [xxhash.xxh3_64_intdigest(source.block(row).tobytes()) for row in rows]
+        assert COPIERS[name].checksums(source, rows) == checksums
         for row, target_row in zip(rows, target_rows, strict=True):
             assert np.array_equal(source.block(row), target.block(target_row))
         assert int(np.count_nonzero(first)) + int(np.count_nonzero(second)) == 3 * size  # nothing beside them

@@ -1,0 +1,160 @@
+"""A loaded model on a GPU: weights, network, KV pool and sampling behind one call a step.
+
+`run` is what the executor's model thread calls. `submit` and `collect` are its two halves: between them the host is
+free, and a second step may be queued behind the first, its tokens named by `device_steps.drawn_by`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from executor_svc.attention import KVShape
+from executor_svc.attention_device import DeviceAttention, device_name
+from executor_svc.model.device_buffers import STEPS_IN_FLIGHT
+from executor_svc.model.device_llama import DeviceLlama
+from executor_svc.model.device_steps import DeviceSteps
+from executor_svc.model.gguf_file import Progress
+from executor_svc.model.graphs import LEAST_WIDTH, buckets_up_to, recorder_for
+from executor_svc.model.loader import no_progress
+from executor_svc.model.model import LAYOUT
+from executor_svc.model.weights import EMBEDDING, Weights
+from executor_svc.model_info import ModelInfo
+from executor_svc.sampling_device import Drawn, result_of
+from executor_svc.step_plan import StepPlan, StepResult
+from jitney.errors import InvalidRequest
+
+TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """A step that was queued. `arrays`: where its results will be on the host, once `end` has come."""
+
+    plan: StepPlan
+    arrays: tuple[torch.Tensor, ...]
+    end: torch.cuda.Event | None
+
+
+class DeviceModel:
+    """One model on one device, one thread at a time. Its sums may depend on what else is in a step: it does not keep
+    the promise of equal bits."""
+
+    def __init__(self, llama: DeviceLlama, info: ModelInfo, max_rows: int, max_blocks: int) -> None:
+        self.llama = llama
+        self.config = llama.config
+        self.backend = llama.backend
+        self.info = info
+        self.steps = DeviceSteps(llama, max_rows, max_blocks, recorder_for(llama.device))
+        self._cuda = llama.device.type == "cuda"
+        outputs = self.steps.outputs
+        self._results = (outputs.drawn, outputs.own, outputs.top_ids, outputs.top_values)
+        self._hosts = [
+            tuple(torch.zeros(each.shape, dtype=each.dtype, pin_memory=self._cuda) for each in self._results)
+            for _ in range(STEPS_IN_FLIGHT)
+        ]
+        self._turn = 0
+
+    @torch.inference_mode()
+    def warm_up(self, progress: Progress = no_progress) -> None:
+        """Records the steps of every batch size over short contexts; others are recorded when they come first."""
+        buckets = buckets_up_to(self.steps.max_rows)
+        for done, rows in enumerate(reversed(buckets)):
+            progress("recording the steps", done / len(buckets))
+            self.steps.decode_steps(rows, LEAST_WIDTH).make_ready()
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """Computes the step and draws its tokens. `compute_us` is left to whoever holds a clock."""
+        watched = self.backend.in_use
+        with watched.step(plan, self.backend.shape.block_tokens) if watched is not None else nullcontext():
+            return self.collect(self.submit(plan))
+
+    @torch.inference_mode()
+    def submit(self, plan: StepPlan) -> Submitted:
+        """Queues the step behind what runs; at most STEPS_IN_FLIGHT are submitted and not collected."""
+        if len(plan.copies):
+            sources, targets = torch.from_numpy(np.ascontiguousarray(plan.copies.T))
+            self.backend.copy_blocks(sources, targets)
+        if plan.tokens:
+            self.steps.launch(plan)
+        self._turn = (self._turn + 1) % STEPS_IN_FLIGHT
+        wanted = 4 if (plan.sampling.logprobs >= 0).any() else 1
+        pairs = list(zip(self._hosts[self._turn], self._results, strict=True))[:wanted]
+        for host, result in pairs:
+            host[: plan.rows].copy_(result[: plan.rows], non_blocking=True)
+        end = None
+        if self._cuda:
+            end = torch.cuda.Event()
+            end.record()
+        return Submitted(plan, tuple(host for host, _ in pairs), end)
+
+    def collect(self, submitted: Submitted) -> StepResult:
+        """Waits for the step; its result."""
+        if submitted.end is not None:
+            submitted.end.synchronize()
+        plan = submitted.plan
+        tokens, *logprobs = (array.numpy()[plan.sample_rows] for array in submitted.arrays)
+        drawn = Drawn(tokens, (logprobs[0], logprobs[1], logprobs[2]) if logprobs else None)
+        return result_of(plan.step, drawn, plan.sampling.logprobs)
+
+
+def own_type(weights: Weights) -> str:
+    """The half precision that the weights are in; bf16 for those that are in neither."""
+    return "fp16" if weights.tensors[EMBEDDING].dtype == torch.float16 else "bf16"
+
+
+def build_device_model(
+    weights: Weights, backend: DeviceAttention, arithmetic: str, *, max_rows: int, progress: Progress = no_progress
+) -> DeviceModel:
+    """The network over a backend whose pool has the arithmetic's type."""
+    config, shape = weights.config, backend.shape
+    progress("sending the weights to the device", 0.5)
+    max_tokens = min(config.context_tokens, shape.blocks * shape.block_tokens)
+    llama = DeviceLlama(weights, backend, TYPES[arithmetic], max_tokens)
+    model = DeviceModel(llama, _info(weights, backend, arithmetic), max_rows, backend.blocks_of(max_tokens))
+    model.warm_up(progress)
+    progress("ready", 1.0)
+    return model
+
+
+def pool_shape(weights: Weights, arithmetic: str, kv: str, blocks: int, block_tokens: int) -> KVShape:
+    """The pool's. InvalidRequest: keys and values are to be of another type than the arithmetic."""
+    if kv not in ("auto", arithmetic):
+        what = f"on a GPU keys and values have the type of the arithmetic: --kv is {kv}, --arithmetic {arithmetic}"
+        raise InvalidRequest(what, field="kv", limit=arithmetic, value=kv)
+    config = weights.config
+    return KVShape(blocks, config.layers, block_tokens, config.kv_heads, config.head_size, TYPES[arithmetic])
+
+
+def _info(weights: Weights, backend: DeviceAttention, arithmetic: str) -> ModelInfo:
+    config, shape = weights.config, backend.shape
+    text = "; ".join(
+        (
+            f"layout={LAYOUT}",
+            f"kv={arithmetic} block={shape.block_tokens} layers={shape.layers}",
+            f"heads={shape.kv_heads}x{shape.head_size}",
+            f"linear={arithmetic}-torch",
+            backend.describe(),
+            f"machine=torch-{torch.__version__} cuda-{torch.version.cuda} {device_name(backend.device)}",
+            "tp=1",
+        )
+    )
+    return ModelInfo(
+        name=weights.name,
+        version=weights.version,
+        fingerprint=hashlib.sha256(text.encode()).digest(),
+        fingerprint_text=text,
+        context_tokens=config.context_tokens,
+        vocabulary=config.vocabulary,
+        block_tokens=shape.block_tokens,
+        pool_blocks=shape.blocks,
+        block_bytes=shape.block_bytes,
+        backend=backend.name,
+        arithmetic=arithmetic,
+        bit_invariant=False,
+        row_multiple=1,
+    )
