@@ -200,14 +200,15 @@ class DeviceAttention:
     def _prefill(self, row: Prefill, layer: int, q: torch.Tensor, out: torch.Tensor) -> None:
         """Gathers the context and attends to it, the last query seeing all of it."""
         k, v = (self.pool[row.blocks, layer, index].flatten(0, 1)[: row.end].to(q.dtype) for index in (0, 1))
+        batch = [x.transpose(0, 1).unsqueeze(0) for x in (q, k, v)]
         heads = scaled_dot_product_attention(
-            *(x.transpose(0, 1).unsqueeze(0) for x in (q, k, v)),
+            *(batch[0], batch[1], batch[2]),
             attn_mask=causal_lower_right(len(q), row.end),
             enable_gqa=q.shape[1] != self.shape.kv_heads,
         )
         out.copy_(heads[0].transpose(0, 1))
 
-    def send(self, array: np.ndarray) -> torch.Tensor:  # type: ignore[type-arg]  # of any number type
+    def send(self, array: np.ndarray) -> torch.Tensor:
         """On the device, without waiting for what runs there."""
         tensor = torch.from_numpy(np.ascontiguousarray(array))
         if self.device.type == "cpu":
@@ -215,7 +216,7 @@ class DeviceAttention:
         return tensor.pin_memory().to(self.device, non_blocking=True)
 
 
-def tables_of(step: StepPlan, rows: np.ndarray, width: int, block_tokens: int) -> np.ndarray:  # type: ignore[type-arg]
+def tables_of(step: StepPlan, rows: np.ndarray, width: int, block_tokens: int) -> np.ndarray:
     """Block tables int32 `[len(rows), width]` of these rows; entries behind a row's context are 0."""
     tables = np.zeros((len(rows), width), np.int32)
     used = -(-step.context_tokens[rows] // block_tokens)

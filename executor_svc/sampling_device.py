@@ -44,7 +44,7 @@ COLUMNS: dict[str, np.dtype[np.generic]] = {
 """What `draw` needs of each row."""
 
 
-def column_values(rows: SamplingRows) -> dict[str, np.ndarray]:  # type: ignore[type-arg]  # of several types
+def column_values(rows: SamplingRows) -> dict[str, np.ndarray]:
     """The values of COLUMNS."""
     return {
         "number": uniform(rows.seed, rows.choice, rows.position),
@@ -102,7 +102,7 @@ class Drawn:
     """What a step drew, on the host, one entry for each sampled row."""
 
     tokens: I32
-    logprobs: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None  # type: ignore[type-arg]  # see log_probabilities
+    logprobs: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
 
 
 def result_of(step: int, drawn: Drawn, wanted: I32) -> StepResult:

@@ -22,7 +22,7 @@ _TORCH_TYPES = {
     np.dtype(np.float64): torch.float64,
 }
 Field = tuple[np.dtype[np.generic], tuple[int, ...]]
-HostArrays = dict[str, np.ndarray]  # type: ignore[type-arg]  # of several types
+HostArrays = dict[str, np.ndarray]
 
 
 class StaticInputs:

@@ -7,7 +7,7 @@ buffers are those of device_steps.py on any device.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -63,7 +63,7 @@ class CudaGraphs:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._pool: tuple[int, int] | None = None
+        self._pool: Any = None
 
     def record(self, work: Work) -> Work:
         """See Recorder. Works once outside of a capture first: kernels are loaded and libraries get their memory."""

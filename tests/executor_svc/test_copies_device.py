@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -52,7 +52,7 @@ class CountedStreams(EmulatedStreams):
     def register(self, files: SlotFiles) -> None:
         self.registering.wait()
 
-    def start(self, pairs: list[Pair], inward: bool) -> Event:  # type: ignore[override]
+    def start(self, pairs: Sequence[Pair], inward: bool) -> Event:
         self.copies += [(inward, len(source)) for source, _ in pairs]
         return super().start(pairs, inward)
 
