@@ -14,13 +14,14 @@ import torch
 from numpy.typing import NDArray
 
 from executor_svc.attention import AttentionBackend, KVShape
+from executor_svc.attention_torch_cuda import TorchCudaAttention
 from executor_svc.backends import select_backend
 from executor_svc.kernels.library import load
 from tests.support.attention_cases import LAYERS, Content, Span
 
 LIBRARY = load()
 NATIVE = tuple(f"native-{isa}" for isa in LIBRARY.isas) if LIBRARY is not None else ()
-ALL = (*NATIVE, "torch", "plain")
+ALL = (*NATIVE, "torch", "plain", "torch_cuda")
 INVARIANT = (*NATIVE, "torch")
 
 
@@ -33,9 +34,14 @@ def threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+def made(name: str, shape: KVShape) -> AttentionBackend:
+    """The backend; of a GPU's, with this CPU as its device."""
+    return TorchCudaAttention(shape, torch.device("cpu")) if name == "torch_cuda" else select_backend(shape, name)
+
+
 def poisoned(name: str, shape: KVShape) -> AttentionBackend:
     """A backend whose pool holds nothing but NaN."""
-    backend = select_backend(shape, name)
+    backend = made(name, shape)
     backend.pool.fill_(float("nan"))
     return backend
 
@@ -225,7 +231,7 @@ def test_strided_rows_and_padding(name: str) -> None:
 def test_blocks_round_trip(name: str) -> None:
     """Copied, gathered and scattered blocks hold every byte, NaN payloads too; others are untouched."""
     shape = KVShape(blocks=9, layers=3, block_tokens=8, kv_heads=2, head_size=24, dtype=torch.float16)
-    backend = select_backend(shape, name)
+    backend = made(name, shape)
     data = torch.randint(0, 256, (9, shape.block_bytes), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
     everything = torch.arange(9)
     backend.write_blocks(everything, data).wait()
@@ -242,7 +248,7 @@ def test_blocks_round_trip(name: str) -> None:
 def test_a_step_that_reaches_outside_is_refused(name: str) -> None:
     """Blocks, slots, table rows and positions outside are a ValueError before anything is touched."""
     content = Content([40], kv_heads=1)
-    backend = select_backend(content.shape, name)
+    backend = made(name, content.shape)
     for column, index, value, message in (
         ("write_slots", 3, content.shape.blocks * 16, "write slot"),
         ("write_slots", 3, -2, "write slot"),
@@ -259,11 +265,11 @@ def test_a_step_that_reaches_outside_is_refused(name: str) -> None:
         with pytest.raises(ValueError, match=message):
             backend.plan(step)
     planned = backend.plan(content.plan([Span(0, 40, 40)]))
-    with pytest.raises(ValueError, match="float32"):
-        backend.write_kv(planned, 0, torch.zeros(40, 1, 64).half(), torch.zeros(40, 1, 64))
+    with pytest.raises(ValueError, match="float"):
+        backend.write_kv(planned, 0, torch.zeros(40, 1, 64).int(), torch.zeros(40, 1, 64))
     with pytest.raises(ValueError, match="divide"):
         wide = Content([40], kv_heads=2)
-        other = select_backend(wide.shape, name)
+        other = made(name, wide.shape)
         other.attend(other.plan(wide.plan([Span(0, 40, 40)])), 0, torch.zeros(40, 3, 64), torch.zeros(40, 3, 64))
     with pytest.raises(ValueError, match="block is outside"):
         backend.copy_blocks(torch.tensor([0]), torch.tensor([content.shape.blocks]))
