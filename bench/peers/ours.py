@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 from bench.environments import NotToBeHad
 from bench.peers.figures import OURS, OURS_INT8, Precision
@@ -42,14 +42,14 @@ class Ours:
 
     async def start(self, slots: int, context: int) -> OurServer:
         """See Peer."""
-        flags = [f"--max-rows={slots}", *(["--weights=int8"] if self.int8 else [])]
+        flags = [f"--max-rows={slots}", *(["--arithmetic=int8"] if self.int8 else [])]
         server = OurServer(self.model, flags)
         await server.wait()
         return server
 
 
 def _has_int8() -> bool:
-    return any(field.name == "weights" for field in dataclasses.fields(ExecutorConfig))
+    return "int8" in get_args(get_type_hints(ExecutorConfig)["arithmetic"])
 
 
 class OurServer:
