@@ -16,6 +16,7 @@ import numpy as np
 REQUESTS: Final = 64
 LEAST_REQUESTS: Final = 4
 SHORTER: Final = 4  # prompts and answers of a trial are so many times shorter
+SPARE_TOKENS: Final = 16
 FIRST_ID: Final = 300  # ids below are special tokens and single bytes
 
 
@@ -90,6 +91,12 @@ def _spread(draw: np.random.Generator, span: tuple[int, int], count: int) -> lis
     """Evenly spread over the span, ends included, in random order: a small run has the same mean as a large one."""
     values = np.rint(np.linspace(*span, count)).astype(int)
     return [int(value) for value in draw.permutation(values)]
+
+
+def context_tokens(load: Load) -> int:
+    """Of a slot: servers with as many slots serve loads of the same context in turn."""
+    alike = [other for other in LOADS.values() if load.fixed_slots == 1 == other.fixed_slots] or [load]
+    return max(other.longest for other in alike) + SPARE_TOKENS
 
 
 def trial(load: Load, round_number: int, vocabulary: int, scale: float = 1.0) -> list[Ask]:

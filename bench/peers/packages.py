@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
@@ -32,7 +31,6 @@ VLLM_CPU: Final = Environment(
 
 VLLM_VARIABLES: Final = {
     "VLLM_CPU_KVCACHE_SPACE": "4",  # GiB
-    "VLLM_CPU_OMP_THREADS_BIND": f"0-{(os.cpu_count() or 1) - 1}",  # left to itself, it computes on all cores but one
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
 }

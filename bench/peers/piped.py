@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,6 @@ class PipedServer:
             "PYTHONPATH": "",
             "CUDA_VISIBLE_DEVICES": "",
             "HF_HUB_OFFLINE": "1",
-            "OMP_NUM_THREADS": str(os.cpu_count()),
         }
         command = [str(python), "-P", str(Path(__file__).with_name(script)), *arguments]
         self._process = Process(command, variables, piped=True)

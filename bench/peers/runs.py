@@ -11,7 +11,7 @@ from pathlib import Path
 from bench.environments import NotToBeHad
 from bench.peers import figures
 from bench.peers.figures import OURS, Absent, Capacity, Measured, Record, Results, Tried
-from bench.peers.loads import Ask, Load, asks, climb, mean_new_tokens, trial
+from bench.peers.loads import Ask, Load, asks, climb, context_tokens, mean_new_tokens, trial
 from bench.peers.measuring import Taken, take
 from bench.peers.servers import Failed, Peer, Server
 from bench.roofline import measure_machine
@@ -21,7 +21,6 @@ WARM_ROUND = 2000
 WARM_REQUESTS = 2
 WARM_TOKENS = 8
 POISSON_SHARE = 0.7
-SPARE_TOKENS = 16
 
 
 Work = Callable[[Load, Peer], Awaitable[None]]
@@ -59,7 +58,9 @@ class Bench:
                     await self._guarded(load, peer, self._find_slots)
                 for number in range(self._options.rounds):
                     await self._round(load, number)
-                await self._stop_servers()
+                following = self._options.loads[self._options.loads.index(load) + 1 :]
+                if not following or context_tokens(following[0]) != context_tokens(load):
+                    await self._stop_servers()
         finally:
             await self._stop_servers()
 
@@ -71,6 +72,8 @@ class Bench:
         ]
         if todo and not any(isinstance(record, Capacity) and record.round == number for record in self.results.records):
             self._keep(await self.capacity(number))
+        for peer in todo:
+            await self._guarded(load, peer, self._warm)
         turn = number % len(todo) if todo else 0
         for peer in [*todo[turn:], *todo[:turn]]:
             await self._guarded(load, peer, lambda load, peer: self._measure(load, peer, number))
@@ -100,9 +103,16 @@ class Bench:
     def _tried(self, load: Load, peer: Peer) -> dict[int, float]:
         return self.results.tried(_tuned_as(load), peer.name)
 
-    async def _measure(self, load: Load, peer: Peer, number: int) -> None:
+    def _best_slots(self, load: Load, peer: Peer) -> int:
         tried = self._tried(load, peer)
-        slots = load.fixed_slots or max(tried, key=lambda count: tried[count])
+        return load.fixed_slots or max(tried, key=lambda count: tried[count])
+
+    async def _warm(self, load: Load, peer: Peer) -> None:
+        """Its server for the load runs and is warm."""
+        await self._server(load, peer, self._best_slots(load, peer))
+
+    async def _measure(self, load: Load, peer: Peer, number: int) -> None:
+        slots = self._best_slots(load, peer)
         per_s = POISSON_SHARE * self._our_speed() / mean_new_tokens(load) if load.poisson else 0.0
         wanted = asks(load, number, self._vocabulary, self._options.scale, per_s)
         taken = await self._take(load, peer, slots, wanted)
@@ -132,19 +142,24 @@ class Bench:
             raise Failed(f"{OURS} was not measured in the mixed load: name its tokens/s with --capacity")
         return ours.median
 
-    async def _take(self, load: Load, peer: Peer, slots: int, wanted: Sequence[Ask]) -> Taken:
-        """By a server that runs and is warm; one that had to be cut short is ended."""
+    async def _server(self, load: Load, peer: Peer, slots: int) -> Server:
+        """One that runs and is warm."""
         key = (peer.name, slots)
         if key not in self._servers:
-            self._servers[key] = await peer.start(slots, load.longest + SPARE_TOKENS)
+            self._servers[key] = await peer.start(slots, context_tokens(load))
             warm = [
                 Ask(ask.prompt_ids, min(ask.new_tokens, WARM_TOKENS))
                 for ask in asks(load, WARM_ROUND, self._vocabulary, 0.0, per_s=1.0)[:WARM_REQUESTS]
             ]
             await take(self._servers[key], load, warm, self._options.limit_s)
-        taken = await self.measure(self._servers[key], load, wanted)
+        return self._servers[key]
+
+    async def _take(self, load: Load, peer: Peer, slots: int, wanted: Sequence[Ask]) -> Taken:
+        """One measurement; a server that had to be cut short is ended."""
+        server = await self._server(load, peer, slots)
+        taken = await self.measure(server, load, wanted)
         if taken.cut:
-            await self._servers.pop(key).stop()
+            await self._servers.pop((peer.name, slots)).stop()
         return taken
 
     async def measure(self, server: Server, load: Load, wanted: Sequence[Ask]) -> Taken:
