@@ -16,7 +16,7 @@ pip = @if [ -t 1 ]; then \
 	else $(BIN)/python -m pip --disable-pip-version-check --no-input -qq $(1); fi
 
 .DEFAULT_GOAL := help
-.PHONY: help venv protos kernels model serve demo test test-slow lint types proto-check fmt bench-batching bench-step bench-decide bench-ledger bench-static bench-exercises bench-preempt bench-lengths bench-prefix bench-tiers bench-peers k8s wheel clean distclean
+.PHONY: help venv protos kernels model serve demo test test-slow lint types proto-check fmt bench-quality bench-batching bench-step bench-decide bench-ledger bench-static bench-exercises bench-preempt bench-lengths bench-prefix bench-tiers bench-peers k8s wheel clean distclean
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):[^#]*## /\1\t/' | expand -t 18
@@ -80,6 +80,9 @@ fmt: $(TESTS) ## format the code
 	@$(BIN)/ruff check --quiet --fix . || true
 	@$(BIN)/ruff format --quiet .
 	@$(BIN)/buf format -w
+
+bench-quality: kernels model ## what lighter weights cost: perplexity and agreement with fp32
+	@$(BIN)/python -m bench.quality $(ARGS)
 
 bench-batching: kernels model ## tokens/s and step time at batch 1 to 128
 	@$(BIN)/python -m bench.batching $(ARGS)
