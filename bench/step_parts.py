@@ -14,11 +14,13 @@ from executor_svc.attention import AttentionBackend
 from executor_svc.kernels.elementwise import Elementwise
 from executor_svc.model.linear import Linear
 from executor_svc.model.llama import Layer, Llama
+from executor_svc.model.native_layers import NativeLayers
 from executor_svc.sampling import Sampler
 from executor_svc.step_plan import StepPlan
 
 PARTS = ("gemm", "attention", "norms", "head", "sampling", "host")
-"""Layers' products; attention and the writing of KV; norms, rotary, activation; the rest is Python."""
+"""Layers' products; attention; norms, rotary and the writing of KV, the activation where it is by itself; the rest is
+Python. In a model that is not native throughout the writing of KV counts as attention."""
 _ATTENTION = ("attend", "write_kv")
 _NORMS = ("rms_norm", "rotary", "silu_mul")
 _LAYERS = ("qkv", "output", "gate_up", "down")
@@ -68,16 +70,22 @@ class _TimedLinear:
 
 
 class TimedModel:
-    """The same network over the same weights and pool, with a clock at each part of it."""
+    """The same network over the same weights and pool, with a clock at each part of it. Where all layers are one native
+    call the clocks are in there."""
 
     def __init__(self, plain: Llama) -> None:
         self._watch = watch = Stopwatch()
-        backend = _Timed(plain.backend, watch, "attention", _ATTENTION)
-        elementwise = _Timed(plain.elementwise, watch, "norms", _NORMS)
-        self._llama = plain.with_parts(cast(AttentionBackend, backend), cast(Elementwise, elementwise))
-        self._llama.layers = [replace(layer, **self._timed_layers(layer)) for layer in plain.layers]
-        self._llama.head = _TimedLinear(plain.head, watch, "head")
         self._sampler = Sampler(plain.elementwise)
+        if plain.native is not None:
+            self._llama = plain.with_parts(plain.backend, plain.elementwise)
+            self._native: NativeLayers | None = self._llama.native
+        else:
+            backend = _Timed(plain.backend, watch, "attention", _ATTENTION)
+            elementwise = _Timed(plain.elementwise, watch, "norms", _NORMS)
+            self._llama = plain.with_parts(cast(AttentionBackend, backend), cast(Elementwise, elementwise))
+            self._llama.layers = [replace(layer, **self._timed_layers(layer)) for layer in plain.layers]
+            self._native = None
+        self._llama.head = _TimedLinear(plain.head, watch, "head")
 
     def _timed_layers(self, layer: Layer) -> dict[str, Any]:
         return {name: _TimedLinear(getattr(layer, name), self._watch, "gemm") for name in _LAYERS}
@@ -85,10 +93,13 @@ class TimedModel:
     def run(self, plan: StepPlan) -> dict[str, float]:
         """Seconds of each of PARTS in one step."""
         self._watch.seconds.clear()
+        times = self._native.time_parts() if self._native is not None else ()
         started = perf_counter()
         logits = self._llama.forward(plan)
         sampling = perf_counter()
         self._sampler.draw(plan.step, logits, plan.sampling)
         ended = perf_counter()
-        found = dict(self._watch.seconds)
+        found = dict(self._watch.seconds) | dict(
+            zip(("gemm", "attention", "norms"), [1e-9 * t for t in times], strict=False)
+        )
         return {**found, "sampling": ended - sampling, "host": sampling - started - sum(found.values())}

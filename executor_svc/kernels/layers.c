@@ -1,4 +1,6 @@
 /* All layers of a Llama network over the tokens of a step: one region of threads from the first norm to the last sum. */
+#include <time.h>
+
 #include "network.h"
 #include "parallel.h"
 #include "pool.h"
@@ -33,7 +35,20 @@ typedef struct {
     int64_t layer_bytes;  /* of the pool */
     Phase *phases;        /* LOOPS for each layer, at a cache line's start */
     int64_t threads;
+    int64_t *times; /* null, or nanoseconds of each part, to be added to */
 } Step;
+
+enum { PRODUCTS, ATTENTION, ROWS };
+
+/* Adds what has passed since the last call to a part. */
+static void tick(const Step *step, Worker *worker, int part) {
+    if (!step->times || worker->thread) return;
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    int64_t ns = now.tv_sec * 1000000000LL + now.tv_nsec;
+    if (worker->since) step->times[part] += ns - worker->since;
+    worker->since = ns;
+}
 
 static void product(const Step *step, const Matrix *m, const float *x, int64_t rows, float *out, int64_t stride, int how,
                     Worker *worker) {
@@ -43,6 +58,12 @@ static void product(const Step *step, const Matrix *m, const float *x, int64_t r
         NAME(share_quantise)(x, m->inputs, rows, m->inputs, step->quantised, step->scale, worker);
     }
     NAME(share_product)(m, &from, rows, out, stride, how, worker);
+    tick(step, worker, PRODUCTS);
+}
+
+static void norm(const Network *net, const Step *step, const float *weight, int64_t rows, Worker *worker) {
+    NAME(share_rms_norm)(step->x, net->hidden, weight, net->epsilon, step->normed, net->hidden, rows, net->hidden, worker);
+    tick(step, worker, ROWS);
 }
 
 /* Norms of heads, rotary embedding, and keys and values into the pool. */
@@ -61,6 +82,7 @@ static void place(const Network *net, const Layer *layer, const Step *step, char
         }
         store_kv(pool, job->half, job->block_stride, job->block_tokens, width, step->slots[t], k, k + width);
     }
+    tick(step, worker, ROWS);
 }
 
 /* The rows that sample, moved to the front of x and of attended. */
@@ -73,8 +95,7 @@ static void gather(const Network *net, const Step *step, Worker *worker) {
 }
 
 static void feed_forward(const Network *net, const Layer *layer, const Step *step, int64_t rows, Worker *worker) {
-    NAME(share_rms_norm)(step->x, net->hidden, layer->ffn_norm, net->epsilon, step->normed, net->hidden, rows,
-                         net->hidden, worker);
+    norm(net, step, layer->ffn_norm, rows, worker);
     if (net->ffn % PANEL == 0) {
         product(step, &layer->gate_up, step->normed, rows, step->activated, net->ffn, SILU, worker);
     } else {
@@ -82,6 +103,7 @@ static void feed_forward(const Network *net, const Layer *layer, const Step *ste
         SHARE_ROWS(worker, r, rows)
             silu_row(step->wide + 2 * r * net->ffn, step->wide + (2 * r + 1) * net->ffn, step->activated + r * net->ffn,
                      net->ffn);
+        tick(step, worker, ROWS);
     }
     product(step, &layer->down, step->activated, rows, step->x, net->hidden, ADD, worker);
 }
@@ -96,12 +118,12 @@ static void run_layer(const Network *net, int64_t index, const Step *step, Worke
     job.out = step->attended;
     job.q_stride = (net->heads + 2 * net->kv_heads) * net->head_size;
     job.out_stride = net->heads * net->head_size;
-    NAME(share_rms_norm)(step->x, net->hidden, layer->attention_norm, net->epsilon, step->normed, net->hidden, rows,
-                         net->hidden, worker);
+    norm(net, step, layer->attention_norm, rows, worker);
     product(step, &layer->qkv, step->normed, rows, step->wide, job.q_stride, PUT, worker);
     place(net, layer, step, (char *)job.pool, worker);
     if (last && !step->samples) return;
     NAME(share_attend)(&job, worker);
+    tick(step, worker, ATTENTION);
     if (last && step->samples < rows) {
         gather(net, step, worker);
         rows = step->samples;
@@ -112,10 +134,13 @@ static void run_layer(const Network *net, int64_t index, const Step *step, Worke
 
 void NAME(layers)(const Network *net, const Step *step) {
     memset(step->phases, 0, net->count * LOOPS * sizeof(Phase));
-    TOGETHER(step->threads)
-    for (int64_t index = 0; index < net->count; index++) {
-        Worker worker = enter(step->phases + index * LOOPS);
-        run_layer(net, index, step, &worker);
+    TOGETHER(step->threads) {
+        Worker worker = enter(step->phases);
+        tick(step, &worker, ROWS);
+        for (int64_t index = 0; index < net->count; index++) {
+            worker.phase = step->phases + index * LOOPS;
+            run_layer(net, index, step, &worker);
+        }
     }
 }
 

@@ -43,6 +43,7 @@ typedef struct {
 typedef struct {
     Phase *phase;
     int64_t thread, threads;
+    int64_t since; /* for whoever takes its time */
 } Worker;
 
 typedef struct {
@@ -52,7 +53,7 @@ typedef struct {
 
 /* `phases`: one for each loop of the region, all zero. */
 static inline Worker enter(Phase *phases) {
-    Worker worker = {phases, THREAD(), TEAM()};
+    Worker worker = {phases, THREAD(), TEAM(), 0};
     return worker;
 }
 

@@ -9,6 +9,7 @@ import ctypes
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
+import numpy as np
 import torch
 
 from executor_svc.attention import Planned
@@ -52,7 +53,7 @@ class _Step(ctypes.Structure):
     _fields_ = (
         *((name, _pointer) for name in ("x", "normed", "wide", "attended", "activated", "quantised", "scale")),
         *(("positions", _pointer), ("slots", _pointer), ("tokens", _i64), ("sampled", _pointer), ("samples", _i64)),
-        *(("attention", _pointer), ("layer_bytes", _i64), ("phases", _pointer), ("threads", _i64)),
+        *(("attention", _pointer), ("layer_bytes", _i64), ("phases", _pointer), ("threads", _i64), ("times", _pointer)),
     )
 
 
@@ -72,6 +73,7 @@ class NativeLayers:
         self._widest = max(item.outputs for item in products)
         phases = llama.config.layers * self._backend.library.kernel("layer_phases", self._backend.isa)()
         self._phases = torch.zeros(phases + _CACHE_LINE, dtype=torch.uint8)
+        self._times: I64 | None = None
         self._capacity = 0
         self._make_room(64)
 
@@ -89,6 +91,12 @@ class NativeLayers:
         step.threads = torch.get_num_threads() if tokens * self._weights >= WORTH_THREADS_PRODUCTS else 1
         self._kernel(ctypes.byref(self._network), ctypes.byref(step))
 
+    def time_parts(self) -> I64:
+        """Nanoseconds that steps spend from now on: in products, in attention, and in what goes row by row."""
+        self._times = np.zeros(3, np.int64)
+        self._step.times = self._times.ctypes.data
+        return self._times
+
     def _make_room(self, tokens: int) -> None:
         config = self._config
         floats = {
@@ -105,6 +113,7 @@ class NativeLayers:
         self._step.phases = self._phases.data_ptr() + -self._phases.data_ptr() % _CACHE_LINE
         for name, buffer in self._buffers.items():
             setattr(self._step, name, buffer.data_ptr())
+        self._step.times = self._times.ctypes.data if self._times is not None else None
 
 
 def fits(llama: Llama) -> bool:
