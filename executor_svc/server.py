@@ -11,6 +11,7 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Protocol
 
 from executor_svc import wire
@@ -18,6 +19,7 @@ from executor_svc.cache_explained import explained
 from executor_svc.door import Asked, Door, Entry
 from executor_svc.engine import EngineStatus
 from executor_svc.limits import Limits
+from executor_svc.readers import Readers
 from executor_svc.request import Answer, Finish, FinishReason, Submission, whole_finish
 from executor_svc.situation import Reads
 from executor_svc.streaming import Bells, Cursor
@@ -98,9 +100,9 @@ class ExecutorService(executor_pb2_grpc.ExecutorServicer):
 
     def __init__(self, limits: Limits, cached_price_ppm: int = 0) -> None:
         self._given: Parts | None = None
-        self._limits = limits
         self._price = cached_price_ppm
         self._bells = Bells(asyncio.get_running_loop())
+        self._readers = Readers(asyncio.get_running_loop(), limits.reader_timeout_s)
         self._threads = ThreadPoolExecutor(DOOR_THREADS, thread_name_prefix="door")
         self._refused = 0
 
@@ -121,9 +123,7 @@ class ExecutorService(executor_pb2_grpc.ExecutorServicer):
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> None:
         """Started, then deltas, then Finished; a request that did not end by itself ends with a status, too."""
 
-        async def send(event: pb.GenerateEvent) -> None:
-            await self._write(context, event)
-
+        send = partial(self._readers.write, context)
         async with self._opened(request, context) as opened:
             await send(pb.GenerateEvent(started=opened.entry.started))
             finish = await self._follow(opened, send)
@@ -272,26 +272,14 @@ class ExecutorService(executor_pb2_grpc.ExecutorServicer):
             for choice, (asked, answer) in enumerate(zip(opened.entry.choices, opened.answers, strict=True))
         ]
         while True:
-            opened.bell.clear()
-            sent = False
+            opened.bell.clear()  # first: what comes from here on rings again
             for each in following:
                 if each.finish is None:
-                    sent |= await each.pass_on(send, many=many)
+                    await each.pass_on(send, many=many)
             finishes = [each.finish for each in following if each.finish is not None]
             if len(finishes) == len(following):
                 return whole_finish(finishes) if many else finishes[0]
-            if not sent:
-                await opened.bell.wait()
-
-    async def _write(self, context: Any, event: pb.GenerateEvent) -> None:
-        """One message; raises TooLarge if the reader takes nothing for too long."""
-        limit_s = self._limits.reader_timeout_s
-        try:
-            async with asyncio.timeout(limit_s):
-                await context.write(event)
-        except TimeoutError:
-            what = f"the reader has taken nothing for {limit_s:g} s"
-            raise TooLarge(what, field="stream", limit=f"{limit_s:g} s", value="full") from None
+            await opened.bell.wait()
 
     def _finished(self, finish: Finish, opened: _Opened) -> pb.Finished:
         here = max((len(answer.token_ids) for answer in opened.live), default=0)
@@ -308,8 +296,8 @@ class _Following:
         self._cursor = None if answer is None else Cursor(answer, asked.submission.logprobs >= 0)
         self.finish: Finish | None = None
 
-    async def pass_on(self, send: Send, *, many: bool) -> bool:
-        """Sends what is new of it; whether there was anything. `many`: it is one of several choices."""
+    async def pass_on(self, send: Send, *, many: bool) -> None:
+        """Sends what is new of it. `many`: it is one of several choices."""
         finish = self._asked.ended if self._answer is None else self._answer.finish
         if finish is not None and finish.reason is FinishReason.ERROR:
             raise Away(finish.message or "the executor stops", retry_after_us=1_000_000)
@@ -320,7 +308,6 @@ class _Following:
         if finish is not None and many:
             await send(pb.GenerateEvent(choice_end=wire.choice_end(self._choice, finish)))
         self.finish = finish
-        return bool(tokens or text)
 
 
 def raise_unless_whole(finish: Finish) -> None:
