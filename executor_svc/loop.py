@@ -106,6 +106,7 @@ class Loop:
         self.last_snapshot: Snapshot | None = None
         self.waiting_reasons: tuple[tuple[WaitReason, int], ...] = ()
         self._flight: InFlight | None = None
+        self._over: tuple[InFlight, int, int] | None = None  # a step, what it took, and when it was over: not recorded
         self._ran: list[LiveRequest] = []  # rows that ran or were loaded, whose seals are not told
         self._got = Got()  # rows whose new token is not streamed
         self._asked_us = 0  # when the outstanding snapshot was sent; 0: none is
@@ -117,6 +118,7 @@ class Loop:
         self._hear()
         if self._flight is None and self._may_launch():
             self._launch()
+        self._record()
         now_us = self.clock.now_us()
         self.steps.stream(self._got, now_us, self._in_flight_step)
         self._got = Got()
@@ -161,8 +163,7 @@ class Loop:
             self.endings.step_over()
             self.blocks.boundary()
             self._ran += flight.rows
-            self._record(flight, now_us)
-            self.rates.observe(flight.plan, result.compute_us or now_us - flight.launched_us)
+            self._over = (flight, result.compute_us or now_us - flight.launched_us, now_us)
             self._changed = True
         while (event := self.cache.poll()) is not None:
             if isinstance(event, Fenced):
@@ -320,7 +321,13 @@ class Loop:
         times += [due for due in (self.candidates.looked_up_after(now_us), self._recount_us) if due]
         return min(times)
 
-    def _record(self, flight: InFlight, now_us: int) -> None:
+    def _record(self) -> None:
+        """Keeps what the step that is over took: nobody waits for it, so the next one is launched before."""
+        if self._over is None:
+            return
+        flight, compute_us, now_us = self._over
+        self._over = None
+        self.rates.observe(flight.plan, compute_us)
         self.counters.steps.append(
             StepRecord(
                 step=flight.plan.step,

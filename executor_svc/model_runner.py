@@ -11,6 +11,9 @@ from typing import Protocol
 from executor_svc.ports import Clock
 from executor_svc.step_plan import StepPlan, StepResult
 
+HAND_OVER_S = 0.002
+"""A step that has not begun by then has failed, or will take long."""
+
 
 class StepModel(Protocol):
     """Whatever computes a step while the caller waits, e.g. model.CpuModel."""
@@ -20,11 +23,16 @@ class StepModel(Protocol):
 
 
 class ModelRunner:
-    """A ModelPort. `launch` and `poll` belong to the loop's thread; the end of a step rings the clock's bell."""
+    """A ModelPort. `launch` and `poll` belong to the loop's thread; the end of a step rings the clock's bell.
 
-    def __init__(self, model: StepModel, clock: Clock) -> None:
+    `begun` is set by the model where a step's arithmetic begins. A launch waits for it: the loop's thread has a lot to
+    do from there on, and all of it needs the interpreter, which the model's thread would get in slices meanwhile.
+    """
+
+    def __init__(self, model: StepModel, clock: Clock, begun: threading.Event | None = None) -> None:
         self._model = model
         self._clock = clock
+        self._begun = begun
         self._plans: SimpleQueue[StepPlan | None] = SimpleQueue()
         self._results: SimpleQueue[StepResult | BaseException] = SimpleQueue()
         self._busy = False
@@ -42,7 +50,12 @@ class ModelRunner:
         if self._busy or self._closed:
             raise RuntimeError("a step is in flight" if self._busy else "the model runner is closed")
         self._busy = True
+        if self._begun is None:
+            self._plans.put(plan)
+            return
+        self._begun.clear()
         self._plans.put(plan)
+        self._begun.wait(HAND_OVER_S)
 
     def poll(self) -> StepResult | None:
         """See ModelPort."""

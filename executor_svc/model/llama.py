@@ -11,6 +11,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from dataclasses import dataclass
+from threading import Event
 
 import numpy as np
 import torch
@@ -71,6 +72,7 @@ class Llama:
         self.head = packer.pack(weights.head)
         positions = min(config.context_tokens, backend.shape.blocks * backend.shape.block_tokens)
         self.cosines, self.sines = rotary_tables(config.rope_base, config.rope_divisors, positions)
+        self.begun = Event()  # set where the arithmetic of a step begins, which needs the interpreter little
         self._buffers = self._new_buffers(64)
         self.native = NativeLayers(self) if fits(self) else None
 
@@ -106,6 +108,7 @@ class Llama:
         x[tokens:] = 0.0
         x[:tokens] = self.embedding[torch.from_numpy(plan.token_ids).long()]
         planned = self.backend.plan(plan)
+        self.begun.set()
         if self.native is not None:
             sampled = plan.query_start[1:][plan.sample_rows].astype(np.int64) - 1
             self.native.run(plan, planned, x, sampled)

@@ -35,8 +35,10 @@ class GatedModel:
     def __init__(self) -> None:
         self.gate = threading.Event()
         self.thread = ""
+        self.begins = threading.Event()
 
     def run(self, plan: StepPlan) -> StepResult:
+        self.begins.set()
         assert self.gate.wait(10.0)
         self.thread = threading.current_thread().name
         if plan.step == 13:
@@ -103,3 +105,23 @@ def test_close_waits_for_the_step_and_may_be_called_twice() -> None:
     assert runner.poll() is not None
     with pytest.raises(RuntimeError):
         runner.launch(plan(2))
+
+
+def test_a_launch_returns_when_the_step_has_begun_or_takes_long() -> None:
+    model, clock, begun = GatedModel(), Bell(), threading.Event()
+    runner = ModelRunner(model, clock, begun)
+    try:
+        begun.set()  # by the step before
+        runner.launch(plan(1))
+        assert not begun.is_set()  # it has waited in vain
+        model.gate.set()
+        clock.wait(None)
+        assert runner.poll() is not None
+        model.begins = begun
+        runner.launch(plan(2))
+        assert begun.wait(10.0)
+        clock.wait(None)
+        assert runner.poll() is not None
+    finally:
+        model.gate.set()
+        runner.close()
