@@ -81,22 +81,7 @@ def decode_plan(batch: int, context: int, vocabulary: int) -> StepPlan:
         block_table=table,
         table_rows=rows,
         sample_rows=rows,
-        sampling=greedy(batch),
-    )
-
-
-def greedy(rows: int) -> SamplingRows:
-    """The most likely token for each row, no log-probabilities."""
-    zeros = np.zeros(rows, np.int32)
-    return SamplingRows(
-        temperature=np.zeros(rows, np.float32),
-        top_p=np.ones(rows, np.float32),
-        top_k=zeros,
-        min_p=np.zeros(rows, np.float32),
-        seed=np.zeros(rows, np.uint64),
-        choice=zeros,
-        position=zeros,
-        logprobs=np.full(rows, -1, np.int32),
+        sampling=SamplingRows.greedy(batch),
     )
 
 

@@ -49,7 +49,7 @@ class ExecutorConfig(ServingConfig):
         "auto", "Type of keys and values in the pool; auto: fp16 on a CPU, that of the arithmetic on a GPU"
     )
     native: bool = option(True, "Use the native kernels where they run")
-    threads: int = option(0, "Threads that compute; 0: one a core", minimum=0, maximum=1024)
+    threads: int = option(0, "Threads that compute; 0: as many as are fastest here", minimum=0, maximum=1024)
     pool_blocks: int = option(2048, "Blocks of the KV pool", minimum=2, maximum=1 << 24)
     block_tokens: int = option(16, "Tokens of a block", minimum=1, maximum=256)
     context_tokens: int = option(0, "Context limit, if lower than the model's; 0: the model's", minimum=0)
@@ -58,8 +58,15 @@ class ExecutorConfig(ServingConfig):
         "", "Sizes of a step by what the server is for, where they are left at their defaults"
     )
     max_rows: int = option(64, "Requests that compute in one step", minimum=1, maximum=4096)
-    max_step_tokens: int = option(256, "Tokens that are computed in one step", minimum=1, maximum=1 << 20)
-    chunk_cap_tokens: int = option(128, "Tokens of one prompt that are computed in one step", minimum=1)
+    max_step_tokens: int = option(
+        0,
+        "Tokens that are computed in one step; 0: as many as use this machine well",
+        minimum=0,
+        maximum=1 << 20,
+    )
+    chunk_cap_tokens: int = option(
+        0, "Tokens of one prompt that are computed in one step; 0: half of the step's", minimum=0
+    )
     block_reserve: int = option(0, "Blocks that admission leaves free for decoding", minimum=0)
     max_preemptions: int = option(2, "How often a request may be preempted", minimum=0, maximum=255)
     max_waiting_requests: int = option(4096, "Requests that may wait; 0: no limit", minimum=0)
@@ -103,7 +110,7 @@ class ExecutorConfig(ServingConfig):
             raise ConfigError("--name must be 1 to 64 bytes of printable text", field="name", value=self.name)
         if not self.schedulers:
             raise ConfigError("--schedulers must name at least one address", field="schedulers")
-        if self.max_rows > self.max_step_tokens:
+        if 0 < self.max_step_tokens < self.max_rows:
             what = (
                 f"--max-rows {self.max_rows} is over --max-step-tokens {self.max_step_tokens}: each row needs a token"
             )
@@ -142,7 +149,7 @@ class ExecutorConfig(ServingConfig):
         return replace(self, **{name: v for name, v in values.items() if getattr(self, name) == defaults[name]})
 
     def settings(self, context_tokens: int) -> Settings:
-        """What deciding depends on; `context_tokens` is the limit in force."""
+        """What deciding depends on; `context_tokens` is the limit in force. The step's size is set, or measured."""
         return Settings(
             max_step_tokens=self.max_step_tokens,
             max_rows=self.max_rows,

@@ -29,6 +29,7 @@ from executor_svc.engine import Engine
 from executor_svc.hasher import HashWorker
 from executor_svc.lock_file import LockFile
 from executor_svc.loop import Loop, LoopSettings
+from executor_svc.model.calibration import MOST_TOKENS, calibrate_cached
 from executor_svc.model.device_model import DeviceModel
 from executor_svc.model.model import CpuModel
 from executor_svc.model.open_model import ModelOptions, open_model
@@ -54,6 +55,7 @@ Model = CpuModel | DeviceModel
 SERVICE_NAME = "jitney.executor.v1.Executor"
 WATCH_S = 0.25
 PROGRESS_STEP = 0.02
+DEVICE_STEP_TOKENS = 256
 SWITCH_S = 0.0001
 """The loop's thread lets the one that talks to schedulers and cache in after so long; 5 ms, the default, is a step."""
 
@@ -89,7 +91,7 @@ class Executor:
         if self._config.decision_log is not None:
             self._recorder = DecisionRecorder(self._config.decision_log, self._config.decision_log_mib << 20)
             self._closing.push_async_callback(asyncio.to_thread, self._recorder.close)
-        tokenizer, model = await asyncio.to_thread(load_model, self._config)
+        tokenizer, model, self._config = await asyncio.to_thread(load_model, self._config)
         info = model.info
         self._log.info("model", **_described(info))
         engine, scheduler, cache = await self._start_engine(model, info)
@@ -152,7 +154,8 @@ class Executor:
             record=self._recorder.record if self._recorder is not None else None,
         )
         traced = TracedModel(model, config.name, self._incarnation, self._spans, lambda: loop.registry.running)
-        runner = ModelRunner(traced if tracing.enabled() else model, clock)
+        begun = model.llama.begun if isinstance(model, CpuModel) else None
+        runner = ModelRunner(traced if tracing.enabled() else model, clock, begun)
         self._closing.push_async_callback(asyncio.to_thread, runner.close)
         hasher = HashWorker(clock, info.block_tokens)
         self._closing.push_async_callback(asyncio.to_thread, hasher.close)
@@ -206,8 +209,9 @@ class Executor:
                 await self._server.set_serving(reason)
 
 
-def load_model(config: ExecutorConfig) -> tuple[Tokenizer, Model]:
-    """Tokenizer first: what is wrong with it is said before minutes of loading. Raises JitneyError, one sentence."""
+def load_model(config: ExecutorConfig) -> tuple[Tokenizer, Model, ExecutorConfig]:
+    """With the sizes that were to be measured filled in. Tokenizer first: what is wrong with it is said before minutes
+    of loading. Raises JitneyError, one sentence."""
     log = logs.get("executor")
     cache_dir = config.cache_dir or default_cache_dir()
     path = config.model or default_model_path(cache_dir)
@@ -225,14 +229,31 @@ def load_model(config: ExecutorConfig) -> tuple[Tokenizer, Model]:
         kv=config.kv,
         pool_blocks=config.pool_blocks,
         block_tokens=config.block_tokens,
-        max_step_tokens=config.max_step_tokens,
+        max_step_tokens=config.max_step_tokens or MOST_TOKENS,
         max_step_rows=config.max_rows,
         native=config.native,
     )
     say = log.info if config.backend == "auto" else log.warning  # what was asked for and is not to be had
     model = open_model(path, options, cache_dir, say, _Progress())
     model.info = _joined(model.info, tokenizer, config, path)
-    return tokenizer, model
+    return tokenizer, model, _sized(model, config, threads, cache_dir)
+
+
+def _sized(model: Model, config: ExecutorConfig, threads: int, cache_dir: Path) -> ExecutorConfig:
+    """Threads and the size of a step, where they are not set: measured on a CPU."""
+    step_tokens = config.max_step_tokens
+    if not isinstance(model, CpuModel):
+        step_tokens = step_tokens or max(DEVICE_STEP_TOKENS, config.max_rows)
+    elif not (config.threads and step_tokens):
+        found = calibrate_cached(model, threads, config.max_rows, cache_dir)
+        if not config.threads and found.threads != threads:
+            threads = use_threads(found.threads)
+            model.probe(step_tokens or MOST_TOKENS, config.max_rows, cache_dir)
+        step_tokens = step_tokens or found.step_tokens
+        logs.get("executor").info("calibration", **found.described())
+    chunk_tokens = config.chunk_cap_tokens or max(1, step_tokens // 2)
+    logs.get("executor").info("sizes", threads=threads, max_step_tokens=step_tokens, chunk_cap_tokens=chunk_tokens)
+    return replace(config, threads=threads, max_step_tokens=step_tokens, chunk_cap_tokens=chunk_tokens)
 
 
 class _Progress:

@@ -30,6 +30,21 @@ class SamplingRows:
     position: I32  # index of the new token in the request (prompt + generated before it)
     logprobs: I32  # top k wanted, -1: none
 
+    @staticmethod
+    def greedy(rows: int) -> SamplingRows:
+        """The most likely token for each row, no log-probabilities."""
+        zeros = np.zeros(rows, np.int32)
+        return SamplingRows(
+            temperature=np.zeros(rows, np.float32),
+            top_p=np.ones(rows, np.float32),
+            top_k=zeros,
+            min_p=np.zeros(rows, np.float32),
+            seed=np.zeros(rows, np.uint64),
+            choice=zeros,
+            position=zeros,
+            logprobs=np.full(rows, -1, np.int32),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:

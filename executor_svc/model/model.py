@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import platform
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from executor_svc.model.gguf_file import Progress
 from executor_svc.model.linear import Arithmetic, Packer
 from executor_svc.model.llama import Llama
 from executor_svc.model.loader import load_weights, no_progress
-from executor_svc.model.probe import RowMultiple, probe_cached
+from executor_svc.model.probe import probe_cached
 from executor_svc.model.weights import Weights
 from executor_svc.model_info import ModelInfo
 from executor_svc.sampling import Sampler
@@ -71,11 +72,18 @@ class CpuModel:
         progress("packing the weights", 0.96)
         llama = Llama(weights, packer, backend, elementwise)
         progress("probing the kernels", 0.98)
-        sizes = [(layer, max_step_rows if head else max_step_tokens) for layer, head in llama.shapes()]
-        rows = probe_cached(sizes, f"{packer.describe()} {_machine()}", cache_dir)
-        llama.pad_to(rows.multiple)
+        model = CpuModel(llama, _info(weights, llama, arithmetic, packer.describe()))
+        model.probe(max_step_tokens, max_step_rows, cache_dir)
         progress("ready", 1.0)
-        return CpuModel(llama, _info(weights, llama, arithmetic, packer.describe(), rows))
+        return model
+
+    def probe(self, max_step_tokens: int, max_step_rows: int, cache_dir: Path | None) -> None:
+        """Finds the number of rows to pad to, with torch's number of threads; again, when that has changed."""
+        sizes = [(layer, max_step_rows if head else max_step_tokens) for layer, head in self.llama.shapes()]
+        rows = probe_cached(sizes, self.info.fingerprint_text, cache_dir)
+        self.llama.pad_to(rows.multiple)
+        invariant = rows.invariant and self.backend.bit_invariant
+        self.info = replace(self.info, bit_invariant=invariant, row_multiple=rows.multiple)
 
     def run(self, plan: StepPlan) -> StepResult:
         """Computes the step and draws its tokens. `compute_us` is left to whoever holds a clock."""
@@ -85,7 +93,8 @@ class CpuModel:
         return self._sampler.draw(plan.step, self.llama.forward(plan), plan.sampling)
 
 
-def _info(weights: Weights, llama: Llama, arithmetic: Arithmetic, linear: str, rows: RowMultiple) -> ModelInfo:
+def _info(weights: Weights, llama: Llama, arithmetic: Arithmetic, linear: str) -> ModelInfo:
+    """All but what the probe finds."""
     config, shape = weights.config, llama.backend.shape
     kv = str(shape.dtype).removeprefix("torch.")
     text = "; ".join(
@@ -111,7 +120,7 @@ def _info(weights: Weights, llama: Llama, arithmetic: Arithmetic, linear: str, r
         block_bytes=shape.block_bytes,
         backend=llama.backend.name,
         arithmetic=arithmetic,
-        bit_invariant=rows.invariant and llama.backend.bit_invariant,
+        bit_invariant=False,
         row_multiple=llama.row_multiple,
     )
 

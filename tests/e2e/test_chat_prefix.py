@@ -61,6 +61,7 @@ def test_a_turn_computes_only_what_is_new(client: Client, options: Options) -> N
 @pytest.mark.slow
 def test_a_turn_computes_only_what_is_new_on_the_default_model(tmp_path_factory: pytest.TempPathFactory) -> None:
     path = default_model()
-    options = ServeOptions(state_dir=tmp_path_factory.mktemp("state"), grace_s=1.0, executor_args=(f"--model={path}",))
+    flags = (f"--model={path}", "--threads=2", "--max-step-tokens=256")
+    options = ServeOptions(state_dir=tmp_path_factory.mktemp("state"), grace_s=1.0, executor_args=flags)
     with Supervisor(options) as house, Client(house.executor_target) as client:
         ten_turns(client, Options(max_tokens=32, return_prompt_token_ids=True))

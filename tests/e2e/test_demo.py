@@ -13,7 +13,8 @@ from tests.support.tiny_llama import make_tiny_llama
 def run_demo(model: Path, tmp_path: Path) -> subprocess.CompletedProcess[str]:
     """As `make demo` does, with its folder below `tmp_path`."""
     command = [sys.executable, "-m", "jitney.demo", "--model", str(model)]
-    environment = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "TMPDIR": str(tmp_path), "PYTHONPATH": "."}
+    pinned = {"JITNEY_EXECUTOR_THREADS": "2", "JITNEY_EXECUTOR_MAX_STEP_TOKENS": "256"}
+    environment = pinned | {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "TMPDIR": str(tmp_path), "PYTHONPATH": "."}
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
 
 

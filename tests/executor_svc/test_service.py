@@ -29,7 +29,7 @@ def configured(*argv: str) -> ExecutorConfig:
 def test_the_defaults_are_whole() -> None:
     config = configured()
     settings = config.settings(8192)
-    assert (settings.max_rows, settings.max_step_tokens, settings.block_tokens) == (64, 256, 16)
+    assert (settings.max_rows, settings.max_step_tokens, settings.block_tokens) == (64, 0, 16)  # 0: measured
     assert config.policy_choice() == PolicyChoice("fcfs")
     assert config.limits() == Limits()
     assert config.cached_price_ppm == 20_000
@@ -86,7 +86,7 @@ def test_a_learned_table_goes_with_the_policy(tmp_path: Path) -> None:
         ("--preset=fast", "--preset"),
         ("--length-table=/nowhere/table", "length_table"),
         ("--max-rows=0", "max_rows"),
-        ("--max-rows=257", "max_rows"),  # more rows than tokens
+        ("--max-rows=4097", "max_rows"),
         ("--name=", "name"),
         ("--name=a\x07", "name"),
         ("--schedulers=", "schedulers"),

@@ -21,7 +21,7 @@ from jitney.supervisor import ServeOptions, Supervisor
 from tests.support.processes import is_running, wait_until
 from tests.support.tiny_llama import make_tiny_llama
 
-FLAGS = ("--pool-blocks=64", "--threads=1", "--native=false")
+FLAGS = ("--pool-blocks=64", "--threads=1", "--max-step-tokens=256", "--native=false")
 NAMES = ["cache", "executor", "scheduler-0", "scheduler-1"]
 
 

@@ -1,0 +1,186 @@
+"""How many threads compute a step, and how many tokens it takes: measured at start, and kept for the next one.
+
+Threads: decode steps with as many threads as there are cores, with three quarters of them, a half and so on; the fewest
+that come near the fastest. Tokens: prompts in steps of 32, 64, 128 tokens and so on. Larger steps compute more tokens a
+second, as the weights are read once a step, until arithmetic is all that counts; but rows that decode beside a prompt
+wait for the whole step. So: the fewest tokens that come near the most tokens a second, among the steps that do not
+take too long.
+
+A calibration is kept under whatever decides speed: model, arithmetic, kernels, processor, cores. One that was measured
+while something else computed, so that its tries differ a lot, is used and not kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from executor_svc.model.atomic_file import write_atomically
+from executor_svc.model.model import CpuModel
+from executor_svc.step_plan import SamplingRows, StepPlan
+
+VERSION = 1
+LEAST_TOKENS = 32
+MOST_TOKENS = 2048
+LONGEST_STEP_S = 0.25
+NEAR = 0.95
+TRIES = 3
+UNEVEN = 1.5
+DECODE_ROWS = 16
+CONTEXT = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """What was found, and the seconds by which: of a decode step by threads, of a prompt's step by tokens."""
+
+    threads: int
+    step_tokens: int
+    decode_s: Mapping[int, float]
+    prefill_s: Mapping[int, float]
+
+    def described(self) -> dict[str, object]:
+        """For the log, in milliseconds."""
+        return {
+            "threads": self.threads,
+            "step_tokens": self.step_tokens,
+            "decode_ms_by_threads": {n: round(1e3 * s, 2) for n, s in self.decode_s.items()},
+            "prefill_ms_by_tokens": {n: round(1e3 * s, 1) for n, s in self.prefill_s.items()},
+        }
+
+
+def calibrate_cached(model: CpuModel, cores: int, least_tokens: int, cache_dir: Path) -> Calibration:
+    """`calibrate`, remembered. Leaves torch's number of threads as it was."""
+    key = f"{VERSION} {model.info.version} {model.info.fingerprint_text} {_processor()} {cores} {least_tokens}"
+    key += f" {model.info.pool_blocks}"
+    path = cache_dir / "calibrations" / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
+    try:
+        entry = json.loads(path.read_bytes())
+        if entry.pop("key") == key:
+            times = {name: {int(n): float(s) for n, s in entry[name].items()} for name in ("decode_s", "prefill_s")}
+            return Calibration(int(entry["threads"]), int(entry["step_tokens"]), **times)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        pass
+    found, steady = calibrate(StepTimes(model), cores, least_tokens)
+    if steady:
+        content = json.dumps({"key": key, **asdict(found)}).encode()
+        write_atomically(path, lambda temporary: temporary.write_bytes(content))
+    return found
+
+
+class Times(Protocol):
+    """Seconds of steps."""
+
+    most_tokens: int
+
+    def decode(self, threads: int) -> float: ...
+    def prefill(self, tokens: int, threads: int) -> float: ...
+
+
+class StepTimes:
+    """Seconds of steps of a model whose pool is not in use yet."""
+
+    def __init__(self, model: CpuModel) -> None:
+        self._model = model
+        info = model.info
+        self._row_blocks = -(-CONTEXT // info.block_tokens)
+        self._rows = max(1, info.pool_blocks // self._row_blocks)
+        row_tokens = min(self._row_blocks, info.pool_blocks) * info.block_tokens
+        self._context = min(row_tokens, info.context_tokens)
+        self.most_tokens = self._rows * self._context
+
+    def decode(self, threads: int) -> float:
+        """A step that decodes some rows, by so many threads."""
+        return self._timed(_plan(self._model, min(self._rows, DECODE_ROWS), self._context, 1), threads)
+
+    def prefill(self, tokens: int, threads: int) -> float:
+        """A step of so many prompt tokens, at most `most_tokens`, in chunks."""
+        chunk = min(tokens, self._context)
+        return self._timed(_plan(self._model, tokens // chunk, chunk, chunk), threads)
+
+    def _timed(self, plan: StepPlan, threads: int) -> float:
+        before = torch.get_num_threads()
+        torch.set_num_threads(threads)
+        try:
+            started = perf_counter()
+            self._model.run(plan)
+            return perf_counter() - started
+        finally:
+            torch.set_num_threads(before)
+
+
+def calibrate(times: Times, cores: int, least_tokens: int) -> tuple[Calibration, bool]:
+    """Measures and chooses; and whether tries of the same were alike. Steps have at least `least_tokens` tokens."""
+    sizes = sorted({cores >> halvings for halvings in range(cores.bit_length())} | {max(1, cores * 3 // 4)})
+    tries = _tries(times.decode, sizes)
+    decode_s = {threads: min(each) for threads, each in tries.items()}
+    threads = fewest_near(decode_s, {n: 1.0 / s for n, s in decode_s.items()})
+    prefill_s: dict[int, float] = {}
+    all_tries, tokens = list(tries.values()), LEAST_TOKENS
+    while tokens <= min(MOST_TOKENS, times.most_tokens):
+        all_tries.append([times.prefill(tokens, threads) for _ in range(TRIES)])
+        prefill_s[tokens] = min(all_tries[-1])
+        if prefill_s[tokens] > LONGEST_STEP_S:
+            break
+        tokens *= 2
+    step_tokens = max(least_tokens, best_tokens(prefill_s)) if prefill_s else least_tokens
+    steady = all(sorted(each)[TRIES // 2] <= UNEVEN * min(each) for each in all_tries)
+    return Calibration(threads, step_tokens, decode_s, prefill_s), steady
+
+
+def best_tokens(prefill_s: Mapping[int, float]) -> int:
+    """The fewest tokens near the most tokens a second, among steps that are not too long; the least, if all are."""
+    short = {tokens: s for tokens, s in prefill_s.items() if s <= LONGEST_STEP_S}
+    return fewest_near(short, {n: n / s for n, s in short.items()}) if short else min(prefill_s)
+
+
+def fewest_near(sizes: Mapping[int, float], rates: Mapping[int, float]) -> int:
+    """The least size whose rate is near the best one."""
+    return min(size for size in sizes if rates[size] >= NEAR * max(rates.values()))
+
+
+def _tries(measure: Callable[[int], float], sizes: list[int]) -> dict[int, list[float]]:
+    """Each size in turn, after one try of the largest that does not count."""
+    measure(sizes[-1])
+    tries: dict[int, list[float]] = {size: [] for size in sizes}
+    for _ in range(TRIES):
+        for size in sizes:
+            tries[size].append(measure(size))
+    return tries
+
+
+def _plan(model: CpuModel, rows: int, context: int, tokens: int) -> StepPlan:
+    """The last `tokens` of `context` in each row, greedy."""
+    size = model.info.block_tokens
+    per_row = -(-context // size)
+    table = np.arange(rows * per_row, dtype=np.int32).reshape(rows, per_row)
+    positions = np.tile(np.arange(context - tokens, context, dtype=np.int32), rows)
+    row_of = np.repeat(np.arange(rows), tokens)
+    return StepPlan(
+        step=0,
+        token_ids=np.zeros(rows * tokens, np.int32),
+        positions=positions,
+        write_slots=table[row_of, positions // size].astype(np.int64) * size + positions % size,
+        query_start=np.arange(rows + 1, dtype=np.int32) * tokens,
+        context_tokens=np.full(rows, context, np.int32),
+        block_table=table,
+        table_rows=np.arange(rows, dtype=np.int32),
+        sample_rows=np.arange(rows, dtype=np.int32),
+        sampling=SamplingRows.greedy(rows),
+    )
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:
+        return "unknown"
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown")
