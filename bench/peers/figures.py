@@ -34,7 +34,7 @@ class Measured:
     gap_ms_p99: float
     peak_mib: float
     seconds: float
-    load_average: float
+    others_cores: float
     cut: bool = False
     kind: Literal["measured"] = "measured"
 

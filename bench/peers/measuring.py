@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import os
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
 from bench.common import percentile
 from bench.peers.loads import Ask, Load
-from bench.peers.servers import Failed, Server, resident_mib
+from bench.peers.servers import Failed, Server, Usage
 
 SAMPLE_S = 0.5
 
@@ -58,7 +57,7 @@ class Taken:
     gap_ms_p99: float
     peak_mib: float
     seconds: float
-    load_average: float
+    others_cores: float  # that other processes of the machine used meanwhile: figures are clean near 0
     cut: bool  # it took longer than it may; what came until then counts
 
 
@@ -66,8 +65,8 @@ async def take(server: Server, load: Load, asks: Sequence[Ask], limit_s: float) 
     """Raises Failed if an answer is not whole, or if nothing came in `limit_s`."""
     followed: list[Course] = []
     cut = False
-    async with _peak_mib(server.pid) as peak:
-        began = time.perf_counter()
+    async with _usage(server.pid) as seen:
+        began, own_s = time.perf_counter(), time.process_time()
         try:
             async with asyncio.timeout(limit_s):
                 if load.one_by_one:
@@ -77,6 +76,9 @@ async def take(server: Server, load: Load, asks: Sequence[Ask], limit_s: float) 
                     await asyncio.gather(*(_follow(server, ask, began, followed) for ask in asks))
         except TimeoutError:
             cut = True
+    wall_s, own_s = time.perf_counter() - began, time.process_time() - own_s
+    of_machine, of_server = seen[-1].machine_cpu_s - seen[0].machine_cpu_s, seen[-1].cpu_s - seen[0].cpu_s
+    others_cores = max(0.0, of_machine - of_server - own_s) / wall_s
     courses = [course for course in followed if course.came]
     if not courses:
         raise Failed(f"no token came in {limit_s:g} s")
@@ -89,9 +91,9 @@ async def take(server: Server, load: Load, asks: Sequence[Ask], limit_s: float) 
         ttft_ms_p99=percentile(ttfts, 99),
         gap_ms_mean=sum(gaps) / len(gaps),
         gap_ms_p99=percentile(gaps, 99),
-        peak_mib=max(peak),
+        peak_mib=max(usage.resident_mib for usage in seen),
         seconds=ended - began,
-        load_average=os.getloadavg()[0],
+        others_cores=others_cores,
         cut=cut,
     )
 
@@ -120,19 +122,19 @@ async def _follow(server: Server, ask: Ask, began: float, followed: list[Course]
 
 
 @contextlib.asynccontextmanager
-async def _peak_mib(pid: int) -> AsyncIterator[list[float]]:
-    """Memory of the process tree, sampled."""
-    seen = [resident_mib(pid)]
+async def _usage(pid: int) -> AsyncIterator[list[Usage]]:
+    """What the process tree uses, sampled."""
+    seen = [Usage.of(pid)]
 
     async def sample() -> None:
         while True:
             await asyncio.sleep(SAMPLE_S)
-            seen.append(resident_mib(pid))
+            seen.append(Usage.of(pid))
 
     task = asyncio.create_task(sample())
     try:
         yield seen
-        seen.append(resident_mib(pid))
+        seen.append(Usage.of(pid))
     finally:
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):

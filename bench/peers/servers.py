@@ -13,6 +13,7 @@ import socket
 import subprocess
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -110,20 +111,33 @@ def free_port() -> int:
         return port
 
 
-def resident_mib(root: int) -> float:
-    """Memory of a process and all below it, in MiB: what is shared counts in each."""
-    children: dict[int, list[int]] = {}
-    pages: dict[int, int] = {}
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-            pages[int(entry.name)] = int((entry / "statm").read_text().split()[1])
-            children.setdefault(parent, []).append(int(entry.name))
-    total, open_ = 0, [root]
-    while open_:
-        pid = open_.pop()
-        total += pages.get(pid, 0)
-        open_ += children.get(pid, [])
-    return total * os.sysconf("SC_PAGE_SIZE") / 2**20
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Of a process and all below it: memory (what is shared counts in each), and CPU time so far; and the CPU time of
+    the whole machine."""
+
+    resident_mib: float
+    cpu_s: float
+    machine_cpu_s: float
+
+    @classmethod
+    def of(cls, root: int) -> Usage:
+        """Now."""
+        children: dict[int, list[int]] = {}
+        used: dict[int, tuple[int, int]] = {}
+        for entry in Path("/proc").iterdir():
+            if not entry.name.isdigit():
+                continue
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+                used[int(entry.name)] = int(fields[21]), int(fields[11]) + int(fields[12])
+                children.setdefault(int(fields[1]), []).append(int(entry.name))
+        pages, ticks, open_ = 0, 0, [root]
+        while open_:
+            pid = open_.pop()
+            pages, ticks = (total + one for total, one in zip((pages, ticks), used.get(pid, (0, 0)), strict=True))
+            open_ += children.get(pid, [])
+        user, nice, system = (int(field) for field in Path("/proc/stat").read_text().split(maxsplit=4)[1:4])
+        hertz = os.sysconf("SC_CLK_TCK")
+        memory = pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+        return cls(memory, ticks / hertz, (user + nice + system) / hertz)

@@ -15,7 +15,7 @@ VOCABULARY = 49_152
 
 
 def measured(load: str, peer: str, number: int, tokens_per_s: float, precision: figures.Precision = "fp16") -> Measured:
-    return Measured(number, load, peer, precision, 16, 64, tokens_per_s, 100.0, 200.0, 10.0, 20.0, 900.0, 30.0, 1.0)
+    return Measured(number, load, peer, precision, 16, 64, tokens_per_s, 100.0, 200.0, 10.0, 20.0, 900.0, 30.0, 0.1)
 
 
 @pytest.mark.parametrize("name", LOADS)
