@@ -16,7 +16,7 @@ pip = @if [ -t 1 ]; then \
 	else $(BIN)/python -m pip --disable-pip-version-check --no-input -qq $(1); fi
 
 .DEFAULT_GOAL := help
-.PHONY: help venv protos kernels model serve demo test test-slow lint types proto-check fmt bench-quality bench-batching bench-step bench-decide bench-ledger bench-static bench-exercises bench-preempt bench-lengths bench-prefix bench-tiers bench-peers k8s wheel clean distclean
+.PHONY: help venv protos kernels model serve demo test test-slow lint types proto-check fmt bench-quality bench-batching bench-step bench-decide bench-ledger bench-static bench-exercises bench-preempt bench-lengths bench-prefix bench-tiers bench-peers bench-gpu k8s wheel clean distclean
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):[^#]*## /\1\t/' | expand -t 18
@@ -116,6 +116,9 @@ bench-tiers: kernels protos ## copies between device pool, CPU tier and SSD, bes
 
 bench-peers: protos kernels model ## beside llama.cpp, transformers and vLLM's CPU build, which it sets up (ARGS="--quick")
 	@$(BIN)/python -m bench.peers $(ARGS)
+
+bench-gpu: kernels protos ## all that is claimed of the GPU backends, on this machine's GPU; without one, that the check runs
+	@$(BIN)/python -m bench.gpu_check $(ARGS)
 
 k8s: $(TESTS) ## render and validate the Kubernetes manifests
 	@$(BIN)/python -m pytest -q tests/k8s

@@ -62,7 +62,8 @@ class CupyCudaAttention(DeviceAttention):
         k, v = k.to(self.shape.dtype), v.to(self.shape.dtype)
         self._kernels.write_kv(self._room, layer, k, v, plan.slots[: plan.tokens], self._stream)
 
-    def _copy(self, sources: torch.Tensor, targets: torch.Tensor) -> None:
+    def copy_sent(self, sources: torch.Tensor, targets: torch.Tensor) -> None:
+        """See DeviceAttention."""
         self._kernels.copy_blocks(self._room, sources, targets, self._stream)
 
     def _read(self, blocks: torch.Tensor, into: torch.Tensor) -> None:

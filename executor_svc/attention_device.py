@@ -148,7 +148,7 @@ class DeviceAttention:
         """See AttentionBackend. Ids are on the host."""
         check_blocks(sources, self.shape)
         check_blocks(targets, self.shape)
-        self._copy(self.send(sources.numpy()), self.send(targets.numpy()))
+        self.copy_sent(self.send(sources.numpy()), self.send(targets.numpy()))
         return self._event
 
     def read_blocks(self, blocks: torch.Tensor, into: torch.Tensor) -> Event:
@@ -188,7 +188,8 @@ class DeviceAttention:
         for index, x in ((0, k), (1, v)):
             self._room[:, layer, index].index_put_((block, place), x.to(self.shape.dtype))
 
-    def _copy(self, sources: torch.Tensor, targets: torch.Tensor) -> None:
+    def copy_sent(self, sources: torch.Tensor, targets: torch.Tensor) -> None:
+        """Copies whole blocks; ids int64 `[n]` are on the device, so that it may be captured."""
         self._bytes[targets] = self._bytes[sources]
 
     def _read(self, blocks: torch.Tensor, into: torch.Tensor) -> None:

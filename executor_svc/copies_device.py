@@ -95,6 +95,7 @@ class DeviceCopies:
         self._hashing = ThreadPoolExecutor(HASH_THREADS, thread_name_prefix="hash")
         self._hasher = block_copier()
         self._done: deque[StoreCopied | LoadCopied] = deque()
+        self._failure: BaseException | None = None
         self._files = _Files((), self.block_bytes)
         self._lanes = {inward: _Lane(self, inward, bytes_per_s) for inward in (False, True)}
 
@@ -124,7 +125,9 @@ class DeviceCopies:
         self._lanes[True].put(_Job(LOAD, job, self._files, [block_id(block) for block in blocks], slots))
 
     def poll(self) -> StoreCopied | LoadCopied | None:
-        """See CopyPort."""
+        """See CopyPort. Raises what a copy raised: nobody can tell what is in its blocks."""
+        if self._failure is not None:
+            raise self._failure
         return self._done.popleft() if self._done else None
 
     def rates(self) -> CopyRates:
@@ -190,6 +193,11 @@ class DeviceCopies:
         job.checksums += [found[index % HASH_THREADS][index // HASH_THREADS] for index in range(len(slots))]
         job.ended += len(slots)
 
+    def fail(self, failure: BaseException) -> None:
+        """No more copies are made."""
+        self._failure = failure
+        self._clock.ring()
+
     def tell(self, job: _Job) -> None:
         """The job is over."""
         if job.rank == LOAD:
@@ -244,6 +252,12 @@ class _Lane:
         self._thread.join()
 
     def _work(self) -> None:
+        try:
+            self._work_on()
+        except BaseException as failure:  # whatever it is, the loop must hear of it
+            self._copies.fail(failure)
+
+    def _work_on(self) -> None:
         while True:
             with self._more:
                 while not (self._waiting or self._flying or self._closed):

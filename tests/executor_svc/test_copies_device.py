@@ -199,6 +199,13 @@ def test_many_jobs_each_way_move_what_they_should(rig: Rig) -> None:
         del expected[rig.ended().job]
 
 
+def test_the_fault_of_a_copy_is_raised_where_its_end_is_asked_for(rig: Rig) -> None:
+    rig.in_use.begin("somebody", (), (3,))
+    rig.copies.store(1, [handle(3, 1)], [slot(0)], urgent=True)
+    with pytest.raises(BlockInFlight, match=r"\[3\]"):
+        rig.ended()
+
+
 def test_the_guard_finds_a_block_that_is_used_in_flight() -> None:
     sequences = Sequences(2, 32)
     plan = sequences.plan([Chunk(0, [1] * 16, 0), Chunk(1, [1], 3, write=False)])
