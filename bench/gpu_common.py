@@ -125,14 +125,19 @@ class Bench:
         self.sizes = LARGE if self.real else TINY
         self.dtype = torch.bfloat16
 
-    def backends(self, shape: KVShape, query_heads: int) -> dict[str, DeviceAttention]:
-        """A backend of each kind, over pools of their own; ours only where it runs."""
-        found: dict[str, DeviceAttention] = {"torch_cuda": TorchCudaAttention(shape, self.torch_device)}
-        if self.device.launcher is not None:
-            found["cupy_cuda"] = CupyCudaAttention(shape, query_heads, self.device.launcher)
-        if not self.real:
-            for backend in found.values():
-                backend.in_use = InUse()
+    @property
+    def names(self) -> list[str]:
+        """Of the backends that run here, the best one first."""
+        return ["cupy_cuda", "torch_cuda"] if self.device.launcher is not None else ["torch_cuda"]
+
+    def backend(self, name: str, shape: KVShape, query_heads: int) -> DeviceAttention:
+        """One of `names`, over a pool of its own."""
+        found: DeviceAttention
+        if name == "cupy_cuda" and self.device.launcher is not None:
+            found = CupyCudaAttention(shape, query_heads, self.device.launcher)
+        else:
+            found = TorchCudaAttention(shape, self.torch_device)
+        found.in_use = None if self.real else InUse()
         return found
 
     def sync(self) -> None:

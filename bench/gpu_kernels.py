@@ -34,7 +34,8 @@ def environment(bench: Bench, stage: Stage, results: Figures) -> None:
         figures["device"], figures["cuda"] = properties.name, torch.version.cuda
         figures["memory_bytes"], figures["processors"] = properties.total_memory, properties.multi_processor_count
     shape = KVShape(8, 1, BLOCK_TOKENS, 2, 64, bench.dtype)
-    for name, backend in bench.backends(shape, 4).items():
+    for name in bench.names:
+        backend = bench.backend(name, shape, 4)
         backend.pool.copy_(torch.arange(8, device=bench.torch_device).view(-1, 1, 1, 1, 1, 1))
         sources, targets = backend.send(np.array([1, 2])), backend.send(np.array([5, 6]))
         replay = recorder_for(bench.torch_device).record(partial(backend.copy_sent, sources, targets))
@@ -90,7 +91,8 @@ def correctness(bench: Bench, stage: Stage, results: Figures) -> None:
         for kv_heads, group in ((2, 1), (3, 3), (2, 4), (1, 8)):
             stage.check()
             shape = KVShape(int(tables.size), 2, BLOCK_TOKENS, kv_heads, head_size, bench.dtype)
-            for name, backend in bench.backends(shape, kv_heads * group).items():
+            for name in bench.names:
+                backend = bench.backend(name, shape, kv_heads * group)
                 error = _error(bench, backend, tables, lengths, kv_heads * group)
                 worst[name] = max(worst.get(name, 0.0), error)
                 stage.figures |= {f"{each}_error": value for each, value in worst.items()}
@@ -161,9 +163,9 @@ def attention(bench: Bench, stage: Stage, results: Figures) -> None:
     q = torch.randn((rows, heads, head_size), device=bench.torch_device).to(bench.dtype)
     out = torch.empty_like(q)
     plan = decode_step(tables, [context] * rows, np.zeros(rows, np.int32))
-    for name in reversed(list(bench.backends(KVShape(1, 1, BLOCK_TOKENS, kv_heads, head_size, bench.dtype), heads))):
+    for name in bench.names:
         stage.check()
-        backend = bench.backends(shape, heads)[name]
+        backend = bench.backend(name, shape, heads)
         backend.pool.normal_()
         planned = backend.plan(plan)
 

@@ -58,10 +58,8 @@ class Made:
             for name, size in required_shapes(config).items()
         }
         self.weights = Weights("random-llama", "0", config, tensors)
-        backends = bench.backends(replace(shape, blocks=1), config.heads)
-        self.name = list(backends)[-1]
-        del backends
-        backend = bench.backends(shape, config.heads)[self.name]
+        self.name = bench.names[0]
+        backend = bench.backend(self.name, shape, config.heads)
         backend.pool.normal_(0.0, 0.5)
         self.model: DeviceModel = build_device_model(self.weights, backend, "bf16", max_rows=self.rows)
 
