@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +26,9 @@ class Mutant:
     new: str
 
 
+RIGHT, WRONG = 0, 3
+"""Exit statuses of a check; any other one but a signal says that the check itself is broken."""
+PATIENCE_S = 120.0
 _DECODE, _MERGE, _BLOCKS = "paged_decode.cuh", "merge.cuh", "blocks.cuh"
 
 MUTANTS = (
@@ -107,7 +112,22 @@ def apply(mutant: Mutant | None, folder: Path) -> None:
 
 
 def survives(folder: Path) -> bool:
-    """Whether the conformance checks, on small cases of one variant, find nothing wrong with these sources."""
+    """Whether the conformance checks find nothing wrong with these sources. In a process of its own: a mistake may
+    write anywhere, and ends it at best."""
+    server = multiprocessing.get_context("forkserver")
+    server.set_forkserver_preload([__name__])
+    checking = server.Process(target=_check, args=(folder,), daemon=True)
+    checking.start()
+    checking.join(PATIENCE_S)
+    if checking.is_alive():  # it goes round and round
+        checking.kill()
+        checking.join()
+    assert checking.exitcode is not None and (checking.exitcode < 0 or checking.exitcode in (RIGHT, WRONG))
+    return checking.exitcode == RIGHT
+
+
+def _check(folder: Path) -> None:
+    """On small cases of one variant; the exit status is what came of it."""
     launcher = EmulatedLauncher(folder)
     case = cases.PagedCase(cases.EDGES, group=3, head_size=64, dtype=torch.float16)
     try:
@@ -116,5 +136,5 @@ def survives(folder: Path) -> bool:
         cases.check_moves(launcher)
         cases.check_far_blocks(launcher, 64, torch.float16)
     except (AssertionError, EmulatedFault):
-        return False
-    return True
+        os._exit(WRONG)
+    os._exit(RIGHT)
