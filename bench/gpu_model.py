@@ -91,6 +91,7 @@ def decode(bench: Bench, stage: Stage, results: Figures) -> Made:
     config, ceiling = bench.sizes.model, results.get("ceilings", {}).get("device_bytes_per_s", 0.0)
     weight_bytes = made.model.llama.weight_bytes
     row_bytes = 2 * config.layers * config.kv_heads * config.head_size * bench.dtype.itemsize * bench.sizes.context
+    stage.figures["waits_for_the_device"] = _waits(made)
     curve: list[Figures] = []
     stage.figures |= {"weight_bytes": weight_bytes, "kv_bytes_of_a_row": row_bytes, "batches": curve}
     for rows in bench.sizes.batches:
@@ -108,6 +109,23 @@ def decode(bench: Bench, stage: Stage, results: Figures) -> Made:
         )
     stage.figures["transformers"] = _transformers(made, stage)
     return made
+
+
+def _waits(made: Made) -> str | None:
+    """What in the queueing of a step waits for the device; empty: nothing does. None: this is no GPU."""
+    if not made.bench.real:
+        return None
+    plan = decode_step(made.tables[:2], [made.bench.sizes.context] * 2, np.zeros(2, np.int32))
+    made.model.run(plan)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        submitted = made.model.submit(plan)
+    except RuntimeError as error:
+        return str(error).splitlines()[0]
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    made.model.collect(submitted)
+    return ""
 
 
 def _transformers(made: Made, stage: Stage) -> Figures:

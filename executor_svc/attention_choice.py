@@ -24,6 +24,7 @@ from executor_svc.kernels.cuda.cupy_launcher import CupyLauncher, NoGpu
 from executor_svc.kernels.cuda.emulated_launcher import EmulatedLauncher
 from executor_svc.kernels.cuda.launch import Launcher
 from executor_svc.kernels.cuda.variants import variant_for, why_not
+from jitney.errors import InvalidRequest
 
 Backend = Literal["auto", "cpu", "torch_cuda", "cupy_cuda"]
 Say = Callable[[str], None]
@@ -70,6 +71,20 @@ def cuda_fault() -> str:
     except RuntimeError as error:
         return f"torch cannot compute on the GPU: {str(error).splitlines()[0]}"
     return ""
+
+
+def check_room(device: Device, shape: KVShape, weight_bytes: int) -> None:
+    """InvalidRequest unless the GPU has room for the pool and the weights."""
+    if device.device.type != "cuda":
+        return
+    free, _ = torch.cuda.mem_get_info(device.device)
+    fit = max(0, free - weight_bytes) // shape.block_bytes
+    if shape.blocks > fit:
+        what = (
+            f"--pool-blocks {shape.blocks} of {shape.block_bytes} bytes do not fit beside {weight_bytes >> 20} MiB of "
+            f"weights into {free >> 20} MiB of free GPU memory: at most {fit}, and steps need some of it"
+        )
+        raise InvalidRequest(what, field="pool_blocks", limit=fit, value=shape.blocks)
 
 
 def device_backend(

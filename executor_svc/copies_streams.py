@@ -54,7 +54,7 @@ class CudaStreams:
             if status != 0:
                 log.warning("CUDA does not register the CPU tier's memory: copies are slower", status=status)
                 return
-            weakref.finalize(files, runtime.cudaHostUnregister, address)
+            weakref.finalize(files, runtime.cudaHostUnregister, address).atexit = False
 
     def start(self, pairs: Sequence[Pair], inward: bool) -> Event:
         """See CopyStreams."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from executor_svc.attention_choice import Backend, Say, device_backend, find_device
+from executor_svc.attention_choice import Backend, Say, check_room, device_backend, find_device
 from executor_svc.model.device_model import DeviceModel, build_device_model, own_type, pool_shape
 from executor_svc.model.gguf_file import Progress
 from executor_svc.model.linear import Arithmetic
@@ -61,6 +61,7 @@ def open_model(
     weights = load_weights(path, cache_dir, progress)
     arithmetic = own_type(weights) if options.arithmetic == "auto" else options.arithmetic
     shape = pool_shape(weights, arithmetic, options.kv, options.pool_blocks, options.block_tokens)
+    check_room(device, shape, sum(tensor.numel() for tensor in weights.tensors.values()) * shape.dtype.itemsize)
     backend = device_backend(device, shape, weights.config.heads, say, fixed_splits=options.fixed_splits)
     return build_device_model(weights, backend, arithmetic, max_rows=options.max_step_rows, progress=progress)
 
