@@ -21,11 +21,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from bench.batching import BLOCK_TOKENS, greedy
+from bench.batching import BLOCK_TOKENS
 from executor_svc.kernels.library import load
 from executor_svc.model.linear import Arithmetic
 from executor_svc.model.model import CpuModel
-from executor_svc.step_plan import StepPlan
+from executor_svc.step_plan import SamplingRows, StepPlan
 from executor_svc.tokenizer import Tokenizer, load_tokenizer
 from jitney.columns import I32
 from jitney.models import default_model_path
@@ -74,7 +74,7 @@ def single_tokens(ids: I32, positions: I32, rows: I32, table: I32) -> StepPlan:
         block_table=table,
         table_rows=rows.astype(np.int32),
         sample_rows=np.arange(len(ids), dtype=np.int32),
-        sampling=greedy(len(ids)),
+        sampling=SamplingRows.greedy(len(ids)),
     )
 
 

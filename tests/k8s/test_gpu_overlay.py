@@ -55,7 +55,10 @@ def test_an_executor_gets_a_gpu_and_settings_that_exist() -> None:
     (container,) = pod["containers"]
     assert container["resources"]["limits"]["nvidia.com/gpu"] == "1"
     settings = {entry["name"]: entry.get("value", "") for entry in container["env"]}
-    known = {f"JITNEY_EXECUTOR_{field.name.upper()}" for field in fields(ExecutorConfig)} | {"JITNEY_CACHE_DIR", "CUPY_CACHE_DIR"}
+    known = {f"JITNEY_EXECUTOR_{field.name.upper()}" for field in fields(ExecutorConfig)} | {
+        "JITNEY_CACHE_DIR",
+        "CUPY_CACHE_DIR",
+    }
     assert set(settings) <= known
     assert settings["JITNEY_EXECUTOR_BACKEND"] == "cupy_cuda"
     assert settings["JITNEY_EXECUTOR_CACHE"] == "127.0.0.1:50053"  # the base's are still there
