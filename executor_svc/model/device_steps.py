@@ -70,8 +70,9 @@ class DecodeSteps:
             self._forward = self._recorder.record(self._compute)
         else:
             self._forward()
-        self._fill_columns(plan)
-        self._columns.send()
+        if way is not Way.GREEDY:
+            self._fill_columns(plan)
+            self._columns.send()
         sampling = self._sampling.get((way, logprobs))
         if sampling is None:
             self._sampling[way, logprobs] = self._recorder.record(lambda: self._sample(way, logprobs))

@@ -51,7 +51,7 @@ def loaded_blocks(cache_target: str) -> int:
     return sum(tier.hit_blocks for tier in status.tiers)
 
 
-@pytest.mark.parametrize("backend", ["torch_cuda", "cupy_cuda"])
+@pytest.mark.parametrize("backend", ["cupy_cuda", pytest.param("torch_cuda", marks=pytest.mark.slow)])
 def test_answers_are_those_of_the_cpu_backend(tmp_path: Path, backend: str) -> None:
     model = make_tiny_llama(tmp_path / "model", hidden=256, context=256)
     prompts = [prompt(i, 40 + i) for i in range(6)]
