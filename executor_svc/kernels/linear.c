@@ -6,21 +6,25 @@
 #include "row.h"
 
 #define BLOCK_ROWS 96 /* rows that pass by a panel while it is in the second-level cache */
-#define MOST_PIECES 64 /* a thread */
+#define MOST_PIECES 64  /* a thread */
+#define WIDE_TILES 4     /* tiles of rows for which a panel is widened first, if it fits: */
+#define WIDE_INPUTS 2048
 
+/* `wide`: the panel as floats, or null. */
 static void multiply(const Matrix *m, int64_t panel, const Operand *x, int64_t first, float *tile, int64_t rows,
-                     const char *next, int vnni) {
+                     const char *next, const float *wide, int vnni) {
     (void)vnni;
 #if defined(ISA_AVX512)
 #define WITH_VNNI(n) multiply_int8(m, panel, x, first, tile, n, next, 1)
 #else
 #define WITH_VNNI(n) multiply_int8(m, panel, x, first, tile, n, next, 0)
 #endif
-#define CALL(n)                                                                                 \
-    case n:                                                                                     \
-        if (m->kind == HALF) multiply_half(m, panel, x, first, tile, n, next);                  \
-        else if (vnni) WITH_VNNI(n);                                                            \
-        else multiply_int8(m, panel, x, first, tile, n, next, 0);                               \
+#define CALL(n)                                                                \
+    case n:                                                                    \
+        if (wide) multiply_wide(m, wide, x, first, tile, n, next);             \
+        else if (m->kind == HALF) multiply_half(m, panel, x, first, tile, n, next); \
+        else if (vnni) WITH_VNNI(n);                                           \
+        else multiply_int8(m, panel, x, first, tile, n, next, 0);              \
         break;
     switch (rows) {
         CALL(1) CALL(2) CALL(3) CALL(4) CALL(5) CALL(6)
@@ -51,18 +55,27 @@ INLINE void finish_silu(const float *gate, const float *up, float *out, int64_t 
 static void run_panel(const Matrix *m, const Operand *x, int64_t first, int64_t end, int64_t panel, int64_t panels,
                       float *out, int64_t stride, int how, int vnni, const char *next) {
     float tile[2][TILE_ROWS * PANEL] __attribute__((aligned(64)));
+    float room[2][WIDE_INPUTS * PANEL] __attribute__((aligned(64)));
+    const float *wide[2] = {0, 0};
     int64_t tiles = (end - first + TILE_ROWS - 1) / TILE_ROWS, size = (end - first + tiles - 1) / tiles;
     int64_t column = panel * PANEL, columns = m->outputs - column < PANEL ? m->outputs - column : PANEL;
     const float *bias = m->bias ? m->bias + column : 0;
+    for (int i = 0; i < (how == SILU ? 2 : 1) && m->kind == HALF && tiles >= WIDE_TILES && m->inputs <= WIDE_INPUTS; i++) {
+        widen_panel(m, panel + i * panels, room[i]);
+        wide[i] = room[i];
+    }
+    const char *partner = how == SILU ? panel_of(m, panel + panels) : next;
     for (int64_t r = first; r < end; r += size) {
         int64_t rows = end - r < size ? end - r : size;
         float *to = out + r * stride + column;
-        multiply(m, panel, x, r, tile[0], rows, how == SILU ? panel_of(m, panel + panels) : next, vnni);
+        for (int64_t i = 0; i < rows; i++)
+            for (int64_t c = 0; c < columns; c += LINE / sizeof(float)) __builtin_prefetch(to + i * stride + c, 1, 3);
+        multiply(m, panel, x, r, tile[0], rows, wide[0] ? next : partner, wide[0], vnni);
         if (how != SILU) {
             finish(tile[0], bias, to, stride, rows, columns, how == ADD);
             continue;
         }
-        multiply(m, panel + panels, x, r, tile[1], rows, next, vnni);
+        multiply(m, panel + panels, x, r, tile[1], rows, wide[1] ? next + panels * panel_bytes(m) : next, wide[1], vnni);
         if (bias) {
             finish(tile[0], bias, tile[0], PANEL, rows, PANEL, 0);
             finish(tile[1], bias + panels * PANEL, tile[1], PANEL, rows, PANEL, 0);

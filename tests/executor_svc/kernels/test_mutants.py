@@ -41,8 +41,52 @@ MUTANTS = {
         "sums[r][j] = v_fma(p, v[j], sums[r][j]);",
         "sums[r][j] = rows > 1 ? v_fma(p, v[j], sums[r][j]) : sums[r][j] + p * v[j] * v_set(1.0000001f);",
     ),
-    "stores rounded towards zero": ("pool.c", "v_load(from + i))", "v_load(from + i) * v_set(0.9998f))"),
+    "stores rounded towards zero": ("pool.h", "v_load(from + i))", "v_load(from + i) * v_set(0.9998f))"),
 }
+
+
+PRODUCT_MUTANTS = {
+    "adds twice": ("linear.c", "out[c] = add ? out[c] + value : value;", "out[c] = add ? 2 * out[c] + value : value;"),
+    "leaves out the last input": (
+        "product.h",
+        "for (int64_t i = 0; i < inputs; i++, weights += PANEL, ahead += 2 * PANEL) {",
+        "for (int64_t i = 0; i + 1 < inputs; i++, weights += PANEL, ahead += 2 * PANEL) {",
+    ),
+    "leaves out the last group": ("product.h", "if (end > pairs) end = pairs;", "if (end > pairs) break;"),
+    "takes one scale for all rows": ("product.h", "v_set(x->scale[first + r])", "v_set(x->scale[0])"),
+    "takes one scale for all groups": ("product.h", "end += GROUP_PAIRS, scales += PANEL)", "end += GROUP_PAIRS)"),
+    "widens for many rows otherwise": (
+        "product.h",
+        "v_store(wide + i, v_load_half(weights + i));",
+        "v_store(wide + i, v_load_half(weights + i) * v_set(1.000001f));",
+    ),
+    "measures a row by what lies before it": (
+        "linear.c",
+        "quantise_row(x + r * stride, inputs, padded, to + r * padded, scale + r);",
+        "quantise_row(x + (r ? r - 1 : 0) * stride, inputs, padded, to + r * padded, scale + r);",
+    ),
+    "skips a block of rows": (
+        "linear.c",
+        "(rows + BLOCK_ROWS - 1) / BLOCK_ROWS",
+        "(rows + BLOCK_ROWS - 2) / BLOCK_ROWS",
+    ),
+}
+
+
+def products_are_right(library: Library) -> bool:
+    """Whether products of both kinds have the right values, and the same bits whatever the other rows are."""
+    random = torch.Generator().manual_seed(0)
+    weight, x = torch.randn(70, 193, generator=random), torch.randn(97, 193, generator=random)
+    x *= torch.logspace(-2, 2, 97)[:, None]
+    for int8 in (False, True):
+        linear = NativeLinear(weight, None, library, library.isas[0], int8)
+        out = torch.ones(97, 70)
+        linear.add_to(out, x)
+        expected, tolerance = 1 + x.double() @ weight.double().T, x.abs().amax(dim=1, keepdim=True) * 0.2 + 1e-3
+        alone = torch.cat([linear(x[i : i + 1]) for i in range(97)])
+        if not ((out - expected).abs() < tolerance).all() or not torch.equal(linear(x), alone):
+            return False
+    return True
 
 
 def is_right(library: Library) -> bool:
@@ -61,7 +105,7 @@ def is_right(library: Library) -> bool:
     return close and torch.equal(*outs)
 
 
-@pytest.mark.parametrize("mutant", [None, *MUTANTS])
+@pytest.mark.parametrize("mutant", [None, *MUTANTS, *PRODUCT_MUTANTS])
 def test_mutant(mutant: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Untouched sources pass, mutants do not."""
     library = load()
@@ -72,11 +116,13 @@ def test_mutant(mutant: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     for path in (*build.HERE.glob("*.c"), *build.HERE.glob("*.h")):
         shutil.copy(path, tmp_path)
     if mutant is not None:
-        name, old, new = MUTANTS[mutant]
+        name, old, new = (MUTANTS | PRODUCT_MUTANTS)[mutant]
         text = (tmp_path / name).read_text()
         assert text.count(old) == 1
         (tmp_path / name).write_text(text.replace(old, new))
-    assert is_right(open_library(tmp_path)) == (mutant is None)
+    changed = open_library(tmp_path)
+    assert is_right(changed) == (mutant not in MUTANTS)
+    assert products_are_right(changed) == (mutant not in PRODUCT_MUTANTS)
 
 
 def test_machines_without_vnni_give_the_same_bits(tmp_path: Path) -> None:
