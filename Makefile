@@ -16,7 +16,7 @@ pip = @if [ -t 1 ]; then \
 	else $(BIN)/python -m pip --disable-pip-version-check --no-input -qq $(1); fi
 
 .DEFAULT_GOAL := help
-.PHONY: help venv protos kernels model serve demo test test-slow lint types proto-check fmt bench-quality bench-batching bench-step bench-decide bench-ledger bench-static bench-exercises bench-preempt bench-lengths bench-prefix bench-tiers bench-peers bench-gpu k8s wheel clean distclean
+.PHONY: help venv protos kernels model serve demo test test-slow lint types proto-check fmt bench-quality bench-batching bench-step bench-decide bench-ledger bench-static bench-exercises bench-preempt bench-lengths bench-prefix bench-tiers bench-kernels bench-peers bench-gpu k8s wheel clean distclean
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):[^#]*## /\1\t/' | expand -t 18
@@ -110,6 +110,9 @@ bench-exercises: protos ## the worked examples of the textbook, computed
 
 bench-prefix: kernels protos model ## first token after a hit in each tier; eviction orders on public traces (ARGS="--conversation FILE ...")
 	@$(BIN)/python -m bench.prefix $(ARGS)
+
+bench-kernels: $(TESTS) ## registers, spills and loads of the CUDA kernels; whether their tests see mistakes
+	@$(BIN)/python -m bench.kernels $(ARGS)
 
 bench-tiers: kernels protos ## copies between device pool, CPU tier and SSD, beside memcpy and a plain file
 	@$(BIN)/python -m bench.tiers $(ARGS)

@@ -15,9 +15,14 @@ from executor_svc.attention import KVShape
 from executor_svc.kernels.cuda.launch import Launcher, kernel
 from executor_svc.kernels.cuda.variants import BLOCK_TOKENS, variant_for, why_not
 
-DECODE_THREADS, WRITE_THREADS, MOVE_THREADS = 128, 128, 256
+DECODE_WARPS, DECODE_THREADS, WRITE_THREADS, MOVE_THREADS = 4, 128, 128, 256
 FIXED_CHUNK_BLOCKS = 32
 """Blocks of a split where results must be reproducible: 512 tokens."""
+_MOST_SPLITS = 64
+_RESIDENT = 3
+"""Thread blocks of a decode that a processor holds at once, about."""
+_TURNS_TO_BEGIN = 4
+"""What a thread block's beginning and end cost, in turns of its warps."""
 _MOVE_BYTES = 32 << 10
 """Of a block that one thread block moves, about."""
 
@@ -39,11 +44,15 @@ class Splits:
 
     @classmethod
     def even(cls, rows: int, kv_heads: int, max_context: int, processors: int) -> Splits:
-        """As many splits as give every processor four thread blocks, none with less than 8 blocks of 16 tokens of the
-        longest context. Bits depend on the batch's size."""
-        most = max(1, -(-max_context // BLOCK_TOKENS) // 8)
-        wanted = -(-4 * processors // max(1, rows * kv_heads))
-        return cls(min(most, wanted))
+        """The number with which the device is done soonest if all contexts were `max_context` tokens long: thread
+        blocks come in waves of as many as its `processors` hold at once. Bits depend on the batch's size."""
+        blocks = max(1, -(-max_context // BLOCK_TOKENS))
+
+        def turns(splits: int) -> int:
+            waves = -(-rows * kv_heads * splits // (processors * _RESIDENT))
+            return waves * (-(-blocks // (splits * DECODE_WARPS)) + _TURNS_TO_BEGIN)
+
+        return cls(min(range(1, min(_MOST_SPLITS, -(-blocks // DECODE_WARPS)) + 1), key=turns))
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,6 +112,19 @@ def test_moves(launcher: Launcher, kv_heads: int, layers: int) -> None:
     cases.check_moves(launcher, kv_heads, layers)
 
 
+def test_splits_fill_the_device() -> None:
+    """Few rows are split as far as warps have blocks, many not at all; fixed splits follow the context alone."""
+    assert Splits.even(1, 8, 4096, 132) == Splits(32)
+    assert Splits.even(1, 8, 64, 132) == Splits(1)
+    assert Splits.even(256, 8, 1024, 132).count <= 3
+    for rows in (1, 2, 7, 32, 256):
+        waves = rows * 8 * Splits.even(rows, 8, 8192, 132).count / (3 * 132)
+        assert waves >= 0.8 * -(-waves // 1)
+    assert Splits.fixed(0) == Splits(1, 32)
+    assert Splits.fixed(512) == Splits(1, 32)
+    assert Splits.fixed(513) == Splits(2, 32)
+
+
 def test_what_is_computed() -> None:
     """Four variants, each for groups up to 8 in blocks of 16 tokens; all else goes to another backend."""
     assert len(VARIANTS) == 4
