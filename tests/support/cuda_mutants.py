@@ -81,6 +81,8 @@ MUTANTS = (
         "weight += by * shared.weights[w / 3][member]",
     ),
     Mutant("parts over another's", _DECODE, "* splits + split;", "* splits + split / 2;"),
+    Mutant("leaves the last part", _MERGE, "min(splits, (blocks + each - 1) / each)", "min(splits, blocks / each)"),
+    Mutant("merges parts that nobody wrote", _MERGE, "s < used; s++) {", "s < splits; s++) {"),
     Mutant("merges without scale", _MERGE, "sum += scale * parts", "sum += parts"),
     Mutant("weighs parts without scale", _MERGE, "weight += scale * sums", "weight += sums"),
     Mutant("an empty part counts", _MERGE, "part_peak == NEVER ? 0.0f : exp2_fast", "exp2_fast"),

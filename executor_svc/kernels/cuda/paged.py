@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 
@@ -46,13 +47,18 @@ class Splits:
     def even(cls, rows: int, kv_heads: int, max_context: int, processors: int) -> Splits:
         """The number with which the device is done soonest if all contexts were `max_context` tokens long: thread
         blocks come in waves of as many as its `processors` hold at once. Bits depend on the batch's size."""
-        blocks = max(1, -(-max_context // BLOCK_TOKENS))
+        return cls(_soonest(rows * kv_heads, max(1, -(-max_context // BLOCK_TOKENS)), processors))
 
-        def turns(splits: int) -> int:
-            waves = -(-rows * kv_heads * splits // (processors * _RESIDENT))
-            return waves * (-(-blocks // (splits * DECODE_WARPS)) + _TURNS_TO_BEGIN)
 
-        return cls(min(range(1, min(_MOST_SPLITS, -(-blocks // DECODE_WARPS)) + 1), key=turns))
+@cache
+def _soonest(thread_blocks: int, blocks: int, processors: int) -> int:
+    """Splits, with so many thread blocks each, after which the least turns have passed."""
+
+    def turns(splits: int) -> int:
+        waves = -(-thread_blocks * splits // (processors * _RESIDENT))
+        return waves * (-(-blocks // (splits * DECODE_WARPS)) + _TURNS_TO_BEGIN)
+
+    return min(range(1, min(_MOST_SPLITS, -(-blocks // DECODE_WARPS)) + 1), key=turns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,8 +148,15 @@ class PagedKernels:
             stream,
         )
         if splits.count > 1:
-            arguments = (out.data_ptr(), out.stride(0), out_float, parts, sums, tokens, splits.count)
-            self._merge((heads, count, 1), size, arguments, stream)
+            self._merge(
+                (heads, count, 1),
+                size,
+                (
+                    *(out.data_ptr(), out.stride(0), out_float, parts, sums, tokens),
+                    *(rows.contexts.data_ptr(), splits.count, splits.chunk_blocks),
+                ),
+                stream,
+            )
 
     def write_kv(
         self, pool: torch.Tensor, layer: int, k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor, stream: int = 0

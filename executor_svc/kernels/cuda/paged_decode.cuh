@@ -7,7 +7,8 @@
  * table on: `chunk` blocks, the last split all that is left; with chunk 0 the context is divided evenly over the splits.
  * Its four warps take the blocks of 16 tokens in turn and fold what they have at the end. With one split the result goes
  * to `out`; with more to `parts` [rows, heads, splits, HEAD_SIZE], as sums that are not divided, beside `sums`
- * [rows, heads, splits, 2]: the largest score (base 2) and the sum of the weights. merge_splits puts those together.
+ * [rows, heads, splits, 2]: the largest score (base 2) and the sum of the weights. merge_splits puts those together; a
+ * split that has no blocks writes nothing.
  * Sums of a row run in an order that depends on its own context, chunk and splits only.
  *
  * Up to 8 query heads are the 8 columns (or rows) of tensor-core tiles: scores = Q K^T of [8 of 16, 16 tokens], then
@@ -189,10 +190,10 @@ extern "C" __global__ void __launch_bounds__(WARPS * WARP, HEAD_SIZE == 128 ? 2 
     __shared__ Shared shared;
     const int head = blockIdx.x, row = blockIdx.y, split = blockIdx.z, splits = gridDim.z;
     const int g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;
-    const int context = contexts[row], blocks = (context + BLOCK_TOKENS - 1) / BLOCK_TOKENS;
-    const int share_blocks = chunk > 0 ? chunk : (blocks + splits - 1) / splits;
-    const int first = min(blocks, split * share_blocks);
-    const int last = split == splits - 1 ? blocks : min(blocks, first + share_blocks);
+    const int context = contexts[row], blocks = blocks_of(context), each = split_blocks(blocks, splits, chunk);
+    const int first = min(blocks, split * each);
+    const int last = split == splits - 1 ? blocks : min(blocks, first + each);
+    if (splits > 1 && first == last) return; /* merge_splits does not ask for it */
 
     Partial mine;
     mine.peak = NEVER;
