@@ -234,7 +234,7 @@ def last_line(results: Results, roofline_b32: float | None) -> dict[str, object]
         "ratio_mixed": rounded(results.ratio("mixed")),
         "ratio_batch1": rounded(results.ratio("batch1", precisions=("fp16",))),
         "ratio_batch1_int8": rounded(results.ratio("batch1", ours=OURS_INT8)),
-        "ratio_prefill": min(known) if known else None,
+        "ratio_prefill": min(known) if len(known) == len(prefills) else None,
         "best_peer": results.best_peer("decode_heavy"),
         "fraction_of_roofline_b32": (
             round(batch32.median / roofline_b32, 3) if batch32 is not None and roofline_b32 is not None else None
@@ -247,7 +247,7 @@ def table(results: Results) -> list[str]:
     """A line for each load and peer, fastest first."""
     lines = [
         f"{'load':13} {'peer':26} {'slots':>5} {'tokens/s':>18} {'ours over it':>18} {'TTFT ms, p99':>15} "
-        f"{'gap ms, p99':>13} {'MiB':>6}"
+        f"{'gap ms, p99':>13} {'MiB':>6} {'others':>6}"
     ]
     for load in LOADS:
         peers = results.peers(load)
@@ -269,5 +269,6 @@ def _row(results: Results, load: str, peer: str) -> str:
         f"{load:13} {peer:26} {rounds[-1].slots:5d} {speed.text(1) if speed else '-':>18} "
         f"{over.text(2) if over and peer != OURS else '-':>18} "
         f"{middle('ttft_ms_mean'):7.0f} {middle('ttft_ms_p99'):7.0f} "
-        f"{middle('gap_ms_mean'):6.1f} {middle('gap_ms_p99'):6.0f} {middle('peak_mib'):6.0f}"
+        f"{middle('gap_ms_mean'):6.1f} {middle('gap_ms_p99'):6.0f} {middle('peak_mib'):6.0f} "
+        f"{max(record.others_cores for record in rounds):6.2f}"
     )
