@@ -15,13 +15,12 @@ round, over its steps. Ratios are medians over the rounds; the last line is JSON
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import os
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -29,10 +28,10 @@ from typing import Any
 
 import numpy as np
 import torch
-import uvloop
 
 from bench.batching import BLOCK_TOKENS, decode_plan, fill
 from bench.common import load_average
+from bench.reader import Reader
 from bench.roofline import measure_machine
 from bench.step_parts import PARTS, TimedModel
 from executor_svc.model.model import CpuModel
@@ -85,32 +84,33 @@ class Streams:
     """Clients of an executor: each asks for one answer and throws away what it reads."""
 
     def __init__(self, target: str, vocabulary: int) -> None:
-        self._channel = channels.channel(target)
-        self._stub: Any = executor_pb2_grpc.ExecutorStub(self._channel)
-        self._generate: Any = self._channel.unary_stream(
-            GENERATE, request_serializer=pb.GenerateRequest.SerializeToString
-        )
+        self._target = target
+        self._reader = Reader(target, GENERATE)
         draw = np.random.default_rng(3)
         self._prompts = [draw.integers(10, vocabulary, PROMPT_TOKENS).tolist() for _ in range(ROWS)]
         self._step = 0
 
-    async def run(self, new_tokens: int) -> list[pb.StepRecord]:
+    def run(self, new_tokens: int) -> list[pb.StepRecord]:
         """All answers at once, each of so many tokens; the steady steps."""
-        await asyncio.gather(*(self._read(prompt, new_tokens) for prompt in self._prompts))
-        status = await self._stub.GetStatus(pb.GetStatusRequest(history_steps=10 * NEW_TOKENS))
+        before = self._reader.messages
+        requests = []
+        for prompt in self._prompts:
+            request = pb.GenerateRequest(max_tokens=new_tokens, ignore_eos=True)
+            request.token_ids.ids.extend(prompt)
+            requests.append(request.SerializeToString())
+        self._reader.run(requests)
+        if self._reader.messages - before < ROWS * new_tokens // 2:  # a message may hold several tokens
+            raise RuntimeError(f"{self._reader.messages - before} messages came for {ROWS} x {new_tokens} tokens")
+        with channels.sync_channel(self._target) as channel:
+            stub: Any = executor_pb2_grpc.ExecutorStub(channel)
+            status = stub.GetStatus(pb.GetStatusRequest(history_steps=10 * NEW_TOKENS))
         steps = [s for s in status.history if s.step > self._step and s.rows == ROWS and s.tokens == ROWS]
         self._step = status.step
         return steps
 
-    async def _read(self, prompt: Sequence[int], new_tokens: int) -> None:
-        request = pb.GenerateRequest(max_tokens=new_tokens, ignore_eos=True)
-        request.token_ids.ids.extend(prompt)
-        async for _ in self._generate(request):
-            pass
-
-    async def close(self) -> None:
-        """Of the channel."""
-        await self._channel.close()
+    def close(self) -> None:
+        """Of the connection."""
+        self._reader.close()
 
 
 def cpu_s(pid: int) -> float:
@@ -133,17 +133,17 @@ def bare(model: CpuModel) -> Callable[[], float]:
     return steps
 
 
-async def stack(supervisor: Supervisor, model: CpuModel, rounds: int) -> list[Round]:
+def stack(supervisor: Supervisor, model: CpuModel, rounds: int) -> list[Round]:
     """Rounds of the running services, with the bare forward pass before and after each."""
     streams = Streams(supervisor.executor_target, model.info.vocabulary)
     pids = {**supervisor.pids, "clients": os.getpid()}
     bare_steps = bare(model)
     found = []
-    await streams.run(1)  # prompts are cached from here on
+    streams.run(1)  # prompts are cached from here on
     before = bare_steps()
     for _ in range(rounds):
         used = {name: cpu_s(pid) for name, pid in pids.items()}
-        steps = await streams.run(NEW_TOKENS)
+        steps = streams.run(NEW_TOKENS)
         used = {name: cpu_s(pid) - used[name] for name, pid in pids.items()}
         after = bare_steps()
         period_us = (steps[-1].at_us - steps[0].at_us) / (steps[-1].step - steps[0].step)
@@ -157,7 +157,7 @@ async def stack(supervisor: Supervisor, model: CpuModel, rounds: int) -> list[Ro
             flush=True,
         )
         before = after
-    await streams.close()
+    streams.close()
     return found
 
 
@@ -173,7 +173,7 @@ def serve(model: CpuModel, path: Path, threads: int, rounds: int) -> list[Round]
             ),
         )
         with Supervisor(options) as supervisor:
-            return uvloop.run(stack(supervisor, model, rounds))
+            return stack(supervisor, model, rounds)
 
 
 def run(path: Path, rounds: int, *, parts_only: bool) -> dict[str, object]:

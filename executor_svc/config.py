@@ -59,13 +59,10 @@ class ExecutorConfig(ServingConfig):
     )
     max_rows: int = option(64, "Requests that compute in one step", minimum=1, maximum=4096)
     max_step_tokens: int = option(
-        0,
-        "Tokens that are computed in one step; 0: as many as use this machine well",
-        minimum=0,
-        maximum=1 << 20,
+        0, "Tokens computed in one step; 0: one a row, and what uses this machine well", minimum=0, maximum=1 << 20
     )
     chunk_cap_tokens: int = option(
-        0, "Tokens of one prompt that are computed in one step; 0: half of the step's", minimum=0
+        0, "Tokens of one prompt in one step; 0: half of the step's, or what uses this machine well", minimum=0
     )
     block_reserve: int = option(0, "Blocks that admission leaves free for decoding", minimum=0)
     max_preemptions: int = option(2, "How often a request may be preempted", minimum=0, maximum=255)

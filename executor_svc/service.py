@@ -241,17 +241,19 @@ def load_model(config: ExecutorConfig) -> tuple[Tokenizer, Model, ExecutorConfig
 
 def _sized(model: Model, config: ExecutorConfig, threads: int, cache_dir: Path) -> ExecutorConfig:
     """Threads and the size of a step, where they are not set: measured on a CPU."""
-    step_tokens = config.max_step_tokens
+    step_tokens, chunk_tokens = config.max_step_tokens, config.chunk_cap_tokens
     if not isinstance(model, CpuModel):
         step_tokens = step_tokens or max(DEVICE_STEP_TOKENS, config.max_rows)
     elif not (config.threads and step_tokens):
-        found = calibrate_cached(model, threads, config.max_rows, cache_dir)
+        found = calibrate_cached(model, threads, cache_dir)
         if not config.threads and found.threads != threads:
             threads = use_threads(found.threads)
             model.probe(step_tokens or MOST_TOKENS, config.max_rows, cache_dir)
-        step_tokens = step_tokens or found.step_tokens
+        if not step_tokens:  # a token for each row that decodes, and prompts beside them
+            step_tokens = config.max_rows + found.prompt_tokens
+            chunk_tokens = chunk_tokens or found.prompt_tokens
         logs.get("executor").info("calibration", **found.described())
-    chunk_tokens = config.chunk_cap_tokens or max(1, step_tokens // 2)
+    chunk_tokens = chunk_tokens or max(1, step_tokens // 2)
     logs.get("executor").info("sizes", threads=threads, max_step_tokens=step_tokens, chunk_cap_tokens=chunk_tokens)
     return replace(config, threads=threads, max_step_tokens=step_tokens, chunk_cap_tokens=chunk_tokens)
 

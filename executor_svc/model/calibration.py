@@ -1,4 +1,4 @@
-"""How many threads compute a step, and how many tokens it takes: measured at start, and kept for the next one.
+"""How many threads compute a step, and how many tokens of prompts it takes: measured at start, and kept.
 
 Threads: decode steps with as many threads as there are cores, with three quarters of them, a half and so on; the fewest
 that come near the fastest. Tokens: prompts in steps of 32, 64, 128 tokens and so on. Larger steps compute more tokens a
@@ -31,7 +31,7 @@ VERSION = 1
 LEAST_TOKENS = 32
 MOST_TOKENS = 2048
 LONGEST_STEP_S = 0.25
-NEAR = 0.95
+NEAR = 0.98
 TRIES = 3
 UNEVEN = 1.5
 DECODE_ROWS = 16
@@ -43,7 +43,7 @@ class Calibration:
     """What was found, and the seconds by which: of a decode step by threads, of a prompt's step by tokens."""
 
     threads: int
-    step_tokens: int
+    prompt_tokens: int
     decode_s: Mapping[int, float]
     prefill_s: Mapping[int, float]
 
@@ -51,25 +51,25 @@ class Calibration:
         """For the log, in milliseconds."""
         return {
             "threads": self.threads,
-            "step_tokens": self.step_tokens,
+            "prompt_tokens": self.prompt_tokens,
             "decode_ms_by_threads": {n: round(1e3 * s, 2) for n, s in self.decode_s.items()},
             "prefill_ms_by_tokens": {n: round(1e3 * s, 1) for n, s in self.prefill_s.items()},
         }
 
 
-def calibrate_cached(model: CpuModel, cores: int, least_tokens: int, cache_dir: Path) -> Calibration:
+def calibrate_cached(model: CpuModel, cores: int, cache_dir: Path) -> Calibration:
     """`calibrate`, remembered. Leaves torch's number of threads as it was."""
-    key = f"{VERSION} {model.info.version} {model.info.fingerprint_text} {_processor()} {cores} {least_tokens}"
+    key = f"{VERSION} {model.info.version} {model.info.fingerprint_text} {_processor()} {cores}"
     key += f" {model.info.pool_blocks}"
     path = cache_dir / "calibrations" / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
     try:
         entry = json.loads(path.read_bytes())
         if entry.pop("key") == key:
             times = {name: {int(n): float(s) for n, s in entry[name].items()} for name in ("decode_s", "prefill_s")}
-            return Calibration(int(entry["threads"]), int(entry["step_tokens"]), **times)
+            return Calibration(int(entry["threads"]), int(entry["prompt_tokens"]), **times)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         pass
-    found, steady = calibrate(StepTimes(model), cores, least_tokens)
+    found, steady = calibrate(StepTimes(model), cores)
     if steady:
         content = json.dumps({"key": key, **asdict(found)}).encode()
         write_atomically(path, lambda temporary: temporary.write_bytes(content))
@@ -117,8 +117,8 @@ class StepTimes:
             torch.set_num_threads(before)
 
 
-def calibrate(times: Times, cores: int, least_tokens: int) -> tuple[Calibration, bool]:
-    """Measures and chooses; and whether tries of the same were alike. Steps have at least `least_tokens` tokens."""
+def calibrate(times: Times, cores: int) -> tuple[Calibration, bool]:
+    """Measures and chooses; and whether tries of the same were alike."""
     sizes = sorted({cores >> halvings for halvings in range(cores.bit_length())} | {max(1, cores * 3 // 4)})
     tries = _tries(times.decode, sizes)
     decode_s = {threads: min(each) for threads, each in tries.items()}
@@ -131,9 +131,9 @@ def calibrate(times: Times, cores: int, least_tokens: int) -> tuple[Calibration,
         if prefill_s[tokens] > LONGEST_STEP_S:
             break
         tokens *= 2
-    step_tokens = max(least_tokens, best_tokens(prefill_s)) if prefill_s else least_tokens
+    prompt_tokens = best_tokens(prefill_s) if prefill_s else LEAST_TOKENS
     steady = all(sorted(each)[TRIES // 2] <= UNEVEN * min(each) for each in all_tries)
-    return Calibration(threads, step_tokens, decode_s, prefill_s), steady
+    return Calibration(threads, prompt_tokens, decode_s, prefill_s), steady
 
 
 def best_tokens(prefill_s: Mapping[int, float]) -> int:
