@@ -1,10 +1,10 @@
 """Time lost to preemption with the real executor, whose copies are throttled: the live half of bench/preempt.py.
 
-All services run, around a random Llama of five million parameters. Each way to treat victims has services of its own,
+All services run, around a random Llama of eleven million parameters. Each way to treat victims has services of its own,
 and so has the pool that holds everything; all are there all the time. A round gives one load to one after the other,
 so that what the machine does meanwhile falls upon all alike. To recompute always is to have no lower tier; to swap
-always, `--lower-tiers always`. Everything that was cached is
-removed before each load, and one load that is not counted teaches each executor its rates.
+always, `--lower-tiers always`. Everything that was cached is removed before each load, and one load that is not counted
+teaches each executor its rates.
 
 How much copies are throttled, and how fast requests come, follows from what the machine does: SCENARIOS has the bytes
 copied a second in parts of those that a prefill computes in a second.
@@ -29,12 +29,12 @@ from jitney.supervisor import ServeOptions, Supervisor
 from tests.support.tiny_llama import make_tiny_llama
 
 BLOCK_TOKENS = 16
-LAYERS, HIDDEN, HEADS, VOCABULARY = 2, 512, 8, 512
+LAYERS, HIDDEN, HEADS, VOCABULARY = 4, 512, 8, 512
 BLOCK_BYTES = 2 * 2 * LAYERS * HIDDEN * BLOCK_TOKENS
 ROWS, CHUNK = 8, 128
 PROMPT, ANSWER = (64, 384), (48, 320)
-ROOMY_BLOCKS, POOL_BLOCKS = 1024, 112
-SCENARIOS = {"copies are fast": 2.0, "copies are slow": 0.1, "copies are even": 0.6}
+ROOMY_BLOCKS, POOL_BLOCKS = 1024, 80
+SCENARIOS = {"copies are fast": 4.0, "copies are slow": 0.1, "copies are even": 0.6}
 BUSY = 1.25
 """Requests come so much faster than eight rows work them off."""
 WAYS = ("rule", "recompute", "swap")

@@ -19,6 +19,7 @@ from executor_svc.copying import Copying
 from executor_svc.declaration import declaration
 from executor_svc.live_request import UNKNOWN_BLOCK, LiveRequest, State
 from executor_svc.load import Load
+from executor_svc.moves import Admission, Victim
 from executor_svc.registry import Registry, slots_of
 from executor_svc.tails import TailOps, Tails
 from jitney.block_ops import (
@@ -37,7 +38,6 @@ from jitney.block_ops import (
     Return,
     Seal,
     Swap,
-    Tier,
 )
 
 GRANT_LOOKAHEAD_TOKENS = 2
@@ -58,28 +58,13 @@ class Boarding:
         return expected and self.request.boardings == self.boardings
 
 
-@dataclass(frozen=True, slots=True)
-class Admission:
-    """A request that gets a row, or stands by for one, and how many blocks it loads from lower tiers at most."""
-
-    request: LiveRequest
-    load_blocks: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Victim:
-    """A row that is preempted; `tier` is where its blocks go, None: nowhere."""
-
-    request: LiveRequest
-    tier: Tier | None = None
-
-
 @dataclass(slots=True)
 class Sent:
     """What the answer to a batch belongs to."""
 
     boarding: list[Boarding] = field(default_factory=list)
     promised_blocks: int = 0
+    parting_blocks: int = 0
     tails: TailOps = field(default_factory=TailOps)
 
 
@@ -96,6 +81,7 @@ class Apply:
         self._releases: list[Release] = []
         self._seals: list[Seal] = []  # of substitutes that were dismissed
         self._swaps: list[Swap] = []
+        self._parting_blocks = 0  # of the batch that is being composed
         self._sent: deque[Sent] = deque()
         self.copying = copying
         self.counts = Counts(free=blocks.pool_blocks, total=blocks.pool_blocks)  # a pool just opened
@@ -110,6 +96,12 @@ class Apply:
     def promised_blocks(self) -> int:
         """Blocks that unanswered batches will take out of free and evictable."""
         return sum(sent.promised_blocks for sent in self._sent)
+
+    @property
+    def parting_blocks(self) -> int:
+        """Blocks that requests have let go of, or that are to be stored, while the cache has not said what became of
+        them: at most so many come free."""
+        return sum(sent.parting_blocks for sent in self._sent)
 
     def bind(self, request: LiveRequest, blocks: Sequence[Block]) -> None:
         """Tells with the next batch that granted blocks are the request's."""
@@ -138,6 +130,7 @@ class Apply:
 
     def _forget_blocks(self, request: LiveRequest) -> None:
         self._returns += self._untold.pop(request.id, [])
+        self._parting_blocks += len(request.blocks)
         self.tails.leave(request)
         self._blocks.close_row(request)
 
@@ -160,7 +153,8 @@ class Apply:
         for victim in victims:
             self.preempt(victim, seals)
         self._forget_left(seals)
-        sent = Sent()
+        sent = Sent(parting_blocks=self._parting_blocks)
+        self._parting_blocks = 0
         for admission in admitted:
             self._registry.board(admission.request)
         for admission in substitutes:

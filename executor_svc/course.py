@@ -12,9 +12,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from executor_svc.apply import Admission, Apply, Victim
+from executor_svc.apply import Apply
 from executor_svc.counters import Counters
 from executor_svc.live_request import LiveRequest, State
+from executor_svc.moves import Admission, Victim
 from executor_svc.registry import Registry
 from jitney.block_ops import Tier
 from jitney.columns import PreemptColumns

@@ -169,7 +169,7 @@ class Situation:
                 total=self._blocks.pool_blocks,
                 free=free,
                 evictable=evictable,
-                leaving=counts.leaving,
+                leaving=counts.leaving + self._apply.parting_blocks,
                 granted=len(self._blocks.granted),
             ),
             cpu=cpu,

@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as tries
 from hypothesis import strategies as st
 
-from executor_svc.apply import Victim
 from executor_svc.live_request import LiveRequest, State
+from executor_svc.moves import Victim
 from executor_svc.planning import build_plan, fit
 from executor_svc.request import FinishReason, Sampling
 from executor_svc.step_plan import StepPlan

@@ -13,6 +13,7 @@ import pytest
 from executor_svc.ports import CopyRates
 from jitney.columns import PrefetchColumns
 from jitney.decision import Decision, PreemptionMode
+from jitney.snapshot import Blocks, Snapshot
 from simulator.scheduler import VirtualScheduler
 from simulator.simulation import Simulation, Watched
 from simulator.tiers import MB
@@ -43,6 +44,33 @@ def _usual(sim: Simulation) -> PreemptionMode:
 def _after(sim: Simulation) -> Simulation:
     crowded(sim)
     return sim
+
+
+@pytest.mark.parametrize("cpu", [0, 100])
+def test_what_a_victim_let_go_of_is_known_before_the_cache_has_answered(cpu: int) -> None:
+    """So that nobody else has to leave for the same block, however late the answer comes."""
+    sim = tiered(24, cpu=cpu)
+    sim.cache.latency_us = 40_000  # several steps
+    shown: list[Blocks] = []
+    ask, poll = sim.scheduler.ask, sim.scheduler.poll
+    victims = False
+
+    def asking(snapshot: Snapshot) -> None:
+        if victims:
+            shown.append(snapshot.blocks)
+        ask(snapshot)
+
+    def polling() -> Decision | None:
+        nonlocal victims
+        decision = poll()
+        if decision is not None:
+            victims = decision.preempt.rows > 0
+        return decision
+
+    sim.scheduler.ask, sim.scheduler.poll = asking, polling  # type: ignore[method-assign]
+    crowded(sim)
+    assert shown
+    assert all(blocks.free + blocks.evictable + blocks.leaving > 0 for blocks in shown), shown
 
 
 def test_a_swapped_row_computes_only_its_last_block_again() -> None:
