@@ -7,17 +7,20 @@ wait for the whole step. So: the fewest tokens that come near the most tokens a 
 take too long.
 
 A calibration is kept under whatever decides speed: model, arithmetic, kernels, processor, cores. One that was measured
-while something else computed, so that its tries differ a lot, is used and not kept.
+while other processes computed, or whose tries differ a lot, is not kept; beside others one thread looks better than
+two, for as long as they are there, so that as many threads as cores are taken then.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
+import os
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Protocol
 
 import numpy as np
@@ -34,6 +37,10 @@ LONGEST_STEP_S = 0.25
 NEAR = 0.98
 TRIES = 3
 UNEVEN = 1.5
+MOST_OTHERS = 0.1
+"""Cores that other processes may use while it is measured."""
+CLOCK_S = 0.05
+"""The system counts in hundredths of a second."""
 DECODE_ROWS = 16
 CONTEXT = 64
 
@@ -69,11 +76,27 @@ def calibrate_cached(model: CpuModel, cores: int, cache_dir: Path) -> Calibratio
             return Calibration(int(entry["threads"]), int(entry["prompt_tokens"]), **times)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         pass
+    others = Others()
     found, steady = calibrate(StepTimes(model), cores)
-    if steady:
+    disturbed = others.disturb()
+    if disturbed:  # whoever computes beside us may be gone soon
+        found = replace(found, threads=cores)
+    if steady and not disturbed:
         content = json.dumps({"key": key, **asdict(found)}).encode()
         write_atomically(path, lambda temporary: temporary.write_bytes(content))
     return found
+
+
+class Others:
+    """What other processes of this machine compute from here on, by the system's own count."""
+
+    def __init__(self) -> None:
+        self._began = perf_counter()
+        self._before = _others_s()
+
+    def disturb(self) -> bool:
+        """Whether it was so much that times say little; true where the system does not tell."""
+        return not _others_s() - self._before <= CLOCK_S + MOST_OTHERS * (perf_counter() - self._began)
 
 
 class Times(Protocol):
@@ -176,6 +199,17 @@ def _plan(model: CpuModel, rows: int, context: int, tokens: int) -> StepPlan:
         sample_rows=np.arange(rows, dtype=np.int32),
         sampling=SamplingRows.greedy(rows),
     )
+
+
+def _others_s() -> float:
+    """CPU time of everything but this process; NaN if unknown."""
+    try:
+        fields = Path("/proc/stat").read_text(encoding="ascii").split("\n", 1)[0].split()
+    except (OSError, ValueError):
+        return math.nan
+    user, nice, system, _idle, _io, interrupts, soft, stolen = (int(field) for field in fields[1:9])
+    busy = user + nice + system + interrupts + soft + stolen
+    return busy / os.sysconf("SC_CLK_TCK") - process_time()
 
 
 def _processor() -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -68,6 +69,19 @@ def test_uneven_tries_say_so() -> None:
     times.jitter = itertools.cycle((1.0, 1.6, 1.6))
     _, steady = calibrate(times, 1)
     assert not steady
+
+
+@pytest.mark.parametrize("others_s", [0.0, 1000.0, math.nan])
+def test_beside_other_processes_all_cores_are_taken_and_nothing_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, others_s: float
+) -> None:
+    counted = itertools.count()
+    monkeypatch.setattr(calibration, "_others_s", lambda: others_s * next(counted))
+    monkeypatch.setattr(calibration, "StepTimes", lambda model: PlayedTimes(1))
+    model = CpuModel.load(make_tiny_llama(tmp_path / "model"), pool_blocks=8, block_tokens=4)
+    found = calibrate_cached(model, 2, tmp_path)
+    kept = (tmp_path / "calibrations").exists()
+    assert (found.threads, kept) == ((1, True) if others_s == 0.0 else (2, False))
 
 
 @pytest.mark.parametrize(("pool_blocks", "block_tokens"), [(2, 4), (64, 16), (3, 256)])
