@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from bench.gpu_check import SHARES, Check, goals, main
+from bench.gpu_check import SHARES, Check, goals
 from bench.gpu_common import Bench, Stage
 
+ROOT = Path(__file__).parents[2]
 
-def test_it_runs_in_full_against_the_emulation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+
+def test_it_runs_in_full_against_the_emulation(tmp_path: Path) -> None:
     out = tmp_path / "results" / "gpu_check.json"
-    assert main(["--tiny", "--seconds", "3000", "--out", str(out)]) == 0
-    report: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
+    command = [sys.executable, "-m", "bench.gpu_check", "--tiny", "--seconds", "3000", f"--out={out}"]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    report: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])
     assert report == json.loads(out.read_text())
     assert report["device"] is None and report["emulated"] and "no figure here is a GPU's" in report["note"]
     assert report["goals"] == []
