@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 def test_it_runs_in_full_against_the_emulation(tmp_path: Path) -> None:
     out = tmp_path / "results" / "gpu_check.json"
     command = [sys.executable, "-m", "bench.gpu_check", "--tiny", "--seconds", "3000", f"--out={out}"]
-    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     report: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])
     assert report == json.loads(out.read_text())
