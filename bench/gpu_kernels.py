@@ -51,7 +51,6 @@ def decode_step(tables: NDArray[np.int32], contexts: Sequence[int], token_ids: N
     ends = np.array(contexts, np.int32)
     last = (ends - 1).astype(np.int64)
     slots = tables[np.arange(rows), last // BLOCK_TOKENS].astype(np.int64) * BLOCK_TOKENS + last % BLOCK_TOKENS
-    zeros = np.zeros(rows, np.int32)
     return StepPlan(
         step=1,
         token_ids=token_ids,
@@ -62,16 +61,7 @@ def decode_step(tables: NDArray[np.int32], contexts: Sequence[int], token_ids: N
         block_table=tables,
         table_rows=np.arange(rows, dtype=np.int32),
         sample_rows=np.arange(rows, dtype=np.int32),
-        sampling=SamplingRows(
-            temperature=np.zeros(rows, np.float32),
-            top_p=np.ones(rows, np.float32),
-            top_k=zeros,
-            min_p=np.zeros(rows, np.float32),
-            seed=np.zeros(rows, np.uint64),
-            choice=zeros,
-            position=ends,
-            logprobs=np.full(rows, -1, np.int32),
-        ),
+        sampling=SamplingRows.greedy(rows),
     )
 
 
