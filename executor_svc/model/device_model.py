@@ -6,7 +6,6 @@ free, and a second step may be queued behind the first, its tokens named by `dev
 
 from __future__ import annotations
 
-import hashlib
 from contextlib import nullcontext
 from dataclasses import dataclass
 
@@ -20,8 +19,8 @@ from executor_svc.model.device_llama import DeviceLlama
 from executor_svc.model.device_steps import DeviceSteps
 from executor_svc.model.gguf_file import Progress
 from executor_svc.model.graphs import LEAST_WIDTH, buckets_up_to, recorder_for
+from executor_svc.model.info import info_of
 from executor_svc.model.loader import no_progress
-from executor_svc.model.model import LAYOUT
 from executor_svc.model.weights import EMBEDDING, Weights
 from executor_svc.model_info import ModelInfo
 from executor_svc.sampling_device import Drawn, result_of
@@ -115,7 +114,12 @@ def build_device_model(
     progress("sending the weights to the device", 0.5)
     max_tokens = min(config.context_tokens, shape.blocks * shape.block_tokens)
     llama = DeviceLlama(weights, backend, TYPES[arithmetic], max_tokens)
-    model = DeviceModel(llama, _info(weights, backend, arithmetic), max_rows, backend.blocks_of(max_tokens))
+    computes = (
+        f"linear={arithmetic}-torch",
+        backend.describe(),
+        f"machine=torch-{torch.__version__} cuda-{torch.version.cuda} {device_name(backend.device)}",
+    )
+    model = DeviceModel(llama, info_of(weights, backend, arithmetic, computes), max_rows, backend.blocks_of(max_tokens))
     model.warm_up(progress)
     progress("ready", 1.0)
     return model
@@ -128,33 +132,3 @@ def pool_shape(weights: Weights, arithmetic: str, kv: str, blocks: int, block_to
         raise InvalidRequest(what, field="kv", limit=arithmetic, value=kv)
     config = weights.config
     return KVShape(blocks, config.layers, block_tokens, config.kv_heads, config.head_size, TYPES[arithmetic])
-
-
-def _info(weights: Weights, backend: DeviceAttention, arithmetic: str) -> ModelInfo:
-    config, shape = weights.config, backend.shape
-    text = "; ".join(
-        (
-            f"layout={LAYOUT}",
-            f"kv={arithmetic} block={shape.block_tokens} layers={shape.layers}",
-            f"heads={shape.kv_heads}x{shape.head_size}",
-            f"linear={arithmetic}-torch",
-            backend.describe(),
-            f"machine=torch-{torch.__version__} cuda-{torch.version.cuda} {device_name(backend.device)}",
-            "tp=1",
-        )
-    )
-    return ModelInfo(
-        name=weights.name,
-        version=weights.version,
-        fingerprint=hashlib.sha256(text.encode()).digest(),
-        fingerprint_text=text,
-        context_tokens=config.context_tokens,
-        vocabulary=config.vocabulary,
-        block_tokens=shape.block_tokens,
-        pool_blocks=shape.blocks,
-        block_bytes=shape.block_bytes,
-        backend=backend.name,
-        arithmetic=arithmetic,
-        bit_invariant=False,
-        row_multiple=1,
-    )

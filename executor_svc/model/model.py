@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import platform
 from dataclasses import replace
 from pathlib import Path
@@ -14,16 +13,15 @@ from executor_svc.attention import AttentionBackend, KVShape
 from executor_svc.backends import select_backend
 from executor_svc.kernels.elementwise import select_elementwise
 from executor_svc.model.gguf_file import Progress
+from executor_svc.model.info import info_of
 from executor_svc.model.linear import Arithmetic, Packer
 from executor_svc.model.llama import Llama
 from executor_svc.model.loader import load_weights, no_progress
 from executor_svc.model.probe import probe_cached
-from executor_svc.model.weights import Weights
 from executor_svc.model_info import ModelInfo
 from executor_svc.sampling import Sampler
 from executor_svc.step_plan import StepPlan, StepResult
 
-LAYOUT = "block-major-1"
 KV_TYPES = {"fp16": torch.float16, "fp32": torch.float32}
 
 
@@ -72,7 +70,13 @@ class CpuModel:
         progress("packing the weights", 0.96)
         llama = Llama(weights, packer, backend, elementwise)
         progress("probing the kernels", 0.98)
-        model = CpuModel(llama, _info(weights, llama, arithmetic, packer.describe()))
+        computes = (
+            packer.describe(),
+            backend.describe(),
+            f"elementwise={elementwise.describe()}",
+            f"machine={_machine()}",
+        )
+        model = CpuModel(llama, info_of(weights, backend, arithmetic, computes, row_multiple=llama.row_multiple))
         model.probe(max_step_tokens, max_step_rows, cache_dir)
         progress("ready", 1.0)
         return model
@@ -91,38 +95,6 @@ class CpuModel:
             sources, targets = torch.from_numpy(np.ascontiguousarray(plan.copies.T))
             self.backend.copy_blocks(sources, targets).wait()
         return self._sampler.draw(plan.step, self.llama.forward(plan), plan.sampling)
-
-
-def _info(weights: Weights, llama: Llama, arithmetic: Arithmetic, linear: str) -> ModelInfo:
-    """All but what the probe finds."""
-    config, shape = weights.config, llama.backend.shape
-    kv = str(shape.dtype).removeprefix("torch.")
-    text = "; ".join(
-        (
-            f"layout={LAYOUT}",
-            f"kv={kv} block={shape.block_tokens} layers={shape.layers} heads={shape.kv_heads}x{shape.head_size}",
-            linear,
-            llama.backend.describe(),
-            f"elementwise={llama.elementwise.describe()}",
-            f"machine={_machine()}",
-            "tp=1",
-        )
-    )
-    return ModelInfo(
-        name=weights.name,
-        version=weights.version,
-        fingerprint=hashlib.sha256(text.encode()).digest(),
-        fingerprint_text=text,
-        context_tokens=config.context_tokens,
-        vocabulary=config.vocabulary,
-        block_tokens=shape.block_tokens,
-        pool_blocks=shape.blocks,
-        block_bytes=shape.block_bytes,
-        backend=llama.backend.name,
-        arithmetic=arithmetic,
-        bit_invariant=False,
-        row_multiple=llama.row_multiple,
-    )
 
 
 def _machine() -> str:
