@@ -50,8 +50,9 @@ class Cursor:
         """New tokens, their log-probabilities if asked for, and new text. `last`: the answer has ended."""
         answer = self._answer
         texts = answer.texts[self._texts :]  # before the tokens: text never runs ahead of them
-        behind = self._with_logprobs and not last  # a token's log-probability is appended after it
-        end = len(answer.logprobs) if behind else len(answer.token_ids)
+        end = len(answer.token_ids)
+        if self._with_logprobs and not last:  # the loop appends one after the other, and may be in between
+            end = min(end, len(answer.logprobs))
         tokens, logprobs = answer.token_ids[self._tokens : end], answer.logprobs[self._tokens : end]
         self._tokens = end
         self._texts += len(texts)

@@ -424,8 +424,12 @@ def test_a_cursor_gives_each_token_with_its_logprob() -> None:
     answer.logprobs.append(TokenLogprobs(-1.0))
     answer.token_ids.append(2)
     assert cursor.next(False) == ([1], [TokenLogprobs(-1.0)], "")
+    answer.logprobs += [TokenLogprobs(-2.0), TokenLogprobs(-3.0)]
+    assert cursor.next(False) == ([2], [TokenLogprobs(-2.0)], "")  # the next token is still to come
+    answer.token_ids += [3, 4]
+    assert cursor.next(False) == ([3], [TokenLogprobs(-3.0)], "")
     answer.texts.append("a")
-    assert cursor.next(True) == ([2], [], "a")
+    assert cursor.next(True) == ([4], [], "a")
     assert cursor.next(True) == ([], [], "")
 
 
