@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -79,6 +80,7 @@ def main() -> int:
         _chosen(options.peers, peers),
         shape.vocabulary,
     )
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # no server is left behind
     asyncio.run(bench.run())
     results = bench.results
     print("\n".join(["", *table(results)]))

@@ -18,7 +18,7 @@ from typing import Any, Final, Literal
 from bench.environments import Environment, NotToBeHad, run_or_refuse
 from bench.peers.figures import Precision
 from bench.peers.loads import Ask
-from bench.peers.servers import POLL_S, START_S, Failed, Heard, Process, free_port
+from bench.peers.servers import Failed, Heard, Process, free_port, started
 
 SOURCES: Final = "llama_cpp_python==0.3.36"
 TOOLS: Final = Environment(
@@ -68,9 +68,7 @@ class LlamaCpp:
 
     async def start(self, slots: int, context: int) -> LlamaCppServer:
         """See Peer."""
-        server = LlamaCppServer(built() / "llama-server", self._file(), slots, context)
-        await server.wait()
-        return server
+        return await started(LlamaCppServer(built() / "llama-server", self._file(), slots, context))
 
     def _file(self) -> Path:
         """The weights; made once. Raises NotToBeHad."""
@@ -143,21 +141,13 @@ class LlamaCppServer:
 
     async def wait(self) -> None:
         """Until it serves."""
-        end = asyncio.get_running_loop().time() + START_S
-        while True:
-            self._process.check()
-            try:
-                if await self._healthy():
-                    return
-            except OSError:
-                pass
-            if asyncio.get_running_loop().time() > end:
-                await self.stop()
-                raise Failed(f"it does not serve after {START_S:g} s: {self._process.last_words()}")
-            await asyncio.sleep(POLL_S)
+        await self._process.serves(self._healthy)
 
     async def _healthy(self) -> bool:
-        reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
+        try:
+            reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
+        except OSError:
+            return False
         writer.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
         status = await reader.readline()
         writer.close()

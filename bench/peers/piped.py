@@ -55,9 +55,8 @@ class PipedServer:
             event: dict[str, Any] = json.loads(line or b"{}")
             if not event.get("ready"):
                 raise Failed(str(event.get("failed") or f"it ended: {self._process.last_words()}"))
-        except (TimeoutError, ValueError, Failed) as error:
-            await self._process.stop()
-            raise error if isinstance(error, Failed) else Failed(f"it was not ready in {START_S:g} s") from error
+        except (TimeoutError, ValueError) as error:
+            raise Failed(f"it was not ready in {START_S:g} s") from error
         self._task = asyncio.create_task(self._listen(reader))
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:

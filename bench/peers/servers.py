@@ -12,10 +12,10 @@ import signal
 import socket
 import subprocess
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 from bench.peers.figures import Precision
 from bench.peers.loads import Ask
@@ -24,6 +24,7 @@ START_S: Final = 300.0
 STOP_S: Final = 20.0
 POLL_S: Final = 0.1
 Heard = Callable[[int], None]  # with how many new tokens there are
+S = TypeVar("S", bound="Server")
 
 
 class Failed(Exception):
@@ -31,17 +32,30 @@ class Failed(Exception):
 
 
 class Server(Protocol):
-    """One that runs."""
+    """One that was started."""
 
     @property
     def pid(self) -> int:
         """Root of its process tree."""
+
+    async def wait(self) -> None:
+        """Until it serves. Raises Failed."""
 
     async def generate(self, ask: Ask, heard: Heard) -> None:
         """Returns when the answer has all its tokens. Raises Failed."""
 
     async def stop(self) -> None:
         """Ends its processes."""
+
+
+async def started(server: S) -> S:
+    """The server once it serves; one that does not is stopped."""
+    try:
+        await server.wait()
+    except BaseException:
+        await server.stop()
+        raise
+    return server
 
 
 class Peer(Protocol):
@@ -87,6 +101,15 @@ class Process:
         """Raises Failed if it has ended."""
         if self.popen.poll() is not None:
             raise Failed(f"it ended with status {self.popen.returncode}: {self.last_words()}")
+
+    async def serves(self, ready: Callable[[], Awaitable[bool]]) -> None:
+        """Returns once it is `ready`; raises Failed if it ends before, or takes too long."""
+        end = asyncio.get_running_loop().time() + START_S
+        while not await ready():
+            self.check()
+            if asyncio.get_running_loop().time() > end:
+                raise Failed(f"it does not serve after {START_S:g} s: {self.last_words()}")
+            await asyncio.sleep(POLL_S)
 
     async def stop(self) -> None:
         """SIGTERM, and SIGKILL to the group for what is left."""
