@@ -1,6 +1,6 @@
 """How fast blocks move between device pool, CPU tier and SSD, beside a plain copy and a plain file on the same machine.
 
-    python -m bench.tiers [--mib 512] [--rounds 5] [--dir FOLDER]
+    python -m bench.tiers [--mib 512] [--rounds 5] [--dir FOLDER] [--shared-dir FOLDER]
 
 For each block size, in turn, round after round, the same bytes are
 
@@ -8,7 +8,7 @@ For each block size, in turn, round after round, the same bytes are
   checksums are computed, and compared on the way back. Beside it one `memcpy` of all of it, each way;
 - written from the CPU tier to the SSD tier's slots and read back by the cache's own threads: headers and checksums
   included, and compared on the way back. Beside it a plain file: preallocated, direct I/O, sequential, in calls of 4
-  MiB, from and into the same shared memory.
+  MiB, from and into the very slots of the CPU tier: how fast a disk is depends on how scattered the memory's pages are.
 
 `read_from_device` is what the kernel says was really read for it (/proc/self/io), over the bytes of the blocks; without
 direct I/O the page cache is dropped first. Ratios are medians over the rounds, of ours over plain in the same round;
@@ -77,20 +77,20 @@ class Point:
 class Rig:
     """Pool, both tiers and the plain file, for one block size."""
 
-    def __init__(self, pool: Bytes, block_bytes: int, folder: Path) -> None:
+    def __init__(self, pool: Bytes, block_bytes: int, folder: Path, shared: Path) -> None:
         self.blocks = len(pool) // block_bytes
         self.size = self.blocks * block_bytes
         self.block_bytes = block_bytes
         self.pool = pool[: self.size].reshape(self.blocks, block_bytes)
         self.order = np.random.default_rng(1).permutation(self.blocks)
-        self.memory = MemoryTier(default_shared_dir(), f"bench-{os.getpid()}", (self.blocks + 1) * (block_bytes + 4))
+        self.memory = MemoryTier(shared, f"bench-{os.getpid()}", (self.blocks + 1) * (block_bytes + 4))
         self.memory.allocate()
         self.memory.lay_out(block_bytes)
-        self.plain_memory = MemoryTier(default_shared_dir(), f"bench-plain-{os.getpid()}", self.size + (1 << 20))
+        self.tier = mapped(Path(self.memory.segments[0].path))
+        self.plain_memory = MemoryTier(shared, f"bench-plain-{os.getpid()}", self.size + (1 << 20))
         self.plain_memory.allocate()
         self.plain_memory.lay_out(self.size)
-        self.whole = self.plain_memory.view(0)
-        self.plain_slots = np.frombuffer(self.whole, np.uint8)[: self.size]
+        self.plain_slots = np.frombuffer(self.plain_memory.view(0), np.uint8)[: self.size]
         slot_bytes = block_bytes + 4096
         self.disk = DiskTier(folder / "ssd", (self.blocks + 2) * slot_bytes + (1 << 20))
         assert self.disk.lay_out(block_bytes, BLOCK_TOKENS) >= self.blocks
@@ -113,7 +113,7 @@ class Rig:
         for path in self.disk_files():
             path.unlink()
         self.copies.close()
-        del self.copies, self.plain_slots, self.whole
+        del self.copies, self.plain_slots
         self.memory.close()
         self.plain_memory.close()
 
@@ -198,12 +198,18 @@ class Rig:
     def plain_ssd_store(self) -> None:
         """A file, from its start to its end."""
         for at in range(0, self.size, PLAIN_CALL_BYTES):
-            os.pwritev(self.file, [self.whole[at : at + PLAIN_CALL_BYTES]], at)
+            os.pwritev(self.file, [self.tier[at : at + PLAIN_CALL_BYTES]], at)
 
     def plain_ssd_load(self) -> None:
         """And back."""
         for at in range(0, self.size, PLAIN_CALL_BYTES):
-            os.preadv(self.file, [self.whole[at : at + PLAIN_CALL_BYTES]], at)
+            os.preadv(self.file, [self.tier[at : at + PLAIN_CALL_BYTES]], at)
+
+
+def mapped(path: Path) -> memoryview:
+    """The bytes of a file, as whoever shares it sees them."""
+    with path.open("r+b") as file:
+        return memoryview(mmap.mmap(file.fileno(), 0))
 
 
 def device_bytes() -> int:
@@ -220,9 +226,9 @@ def timed(action: Callable[[], None], size: int) -> tuple[float, float]:
     return size / seconds, (device_bytes() - read) / size
 
 
-def measure(pool: Bytes, block_bytes: int, folder: Path, rounds: int) -> list[Point]:
+def measure(pool: Bytes, block_bytes: int, folder: Path, shared: Path, rounds: int) -> list[Point]:
     """All measures of one block size; the first round warms up."""
-    rig = Rig(pool, block_bytes, folder)
+    rig = Rig(pool, block_bytes, folder, shared)
     digest = xxhash.xxh3_64_intdigest(rig.pool)  # type: ignore[arg-type]  # any buffer
     found: dict[str, list[tuple[float, float, float, float]]] = {name: [] for name in MEASURES}
     for number in range(rounds + 1):
@@ -256,6 +262,7 @@ def main() -> None:
     parser.add_argument("--mib", type=int, default=512, help="in all, each way")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--dir", type=Path, default=Path("bench/results"), help="on the disk to be measured")
+    parser.add_argument("--shared-dir", type=Path, default=default_shared_dir(), help="of the CPU tier")
     options = parser.parse_args()
     assert options.mib << 20 < SEGMENT_BYTES, "the plain copy wants one segment"
     logs.configure("bench", "warning")
@@ -269,7 +276,7 @@ def main() -> None:
     points: list[Point] = []
     with tempfile.TemporaryDirectory(prefix="jitney-bench-", dir=options.dir) as folder:
         for block_bytes in BLOCK_BYTES:
-            for point in measure(pool, block_bytes, Path(folder), options.rounds):
+            for point in measure(pool, block_bytes, Path(folder), options.shared_dir, options.rounds):
                 points.append(point)
                 print(
                     f"{point.block_kib:>5} KiB  {point.measure:10} {point.gb_per_s:7.2f} {point.plain_gb_per_s:7.2f} "

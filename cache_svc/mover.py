@@ -27,7 +27,7 @@ from cache_svc.throughput import Throughput
 from jitney.serving import logs
 from jitney.ticket_ops import slot_id
 
-JOIN_BYTES = 2 << 20
+JOIN_BYTES = 4 << 20
 """So much is moved by one call at most, and at least one block."""
 MOST_JOINED = 256
 """Buffers of a call: two a block, and the system takes 1024."""
