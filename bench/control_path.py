@@ -28,6 +28,8 @@ SECONDS_TO_FILL = 300.0
 class InstantModel:
     """ModelPort whose steps take no time, though it says that they did; every row's next token is 1."""
 
+    queues = False
+
     def __init__(self, clock: MonotonicClock) -> None:
         self._clock = clock
         self._result: StepResult | None = None

@@ -28,8 +28,8 @@ from executor_svc.clock import MonotonicClock
 from executor_svc.copies_device import DeviceCopies
 from executor_svc.copies_streams import CopyStreams, CudaStreams, EmulatedStreams
 from executor_svc.model.device_model import DeviceModel, build_device_model
-from executor_svc.model.device_steps import drawn_by
 from executor_svc.model.weights import Weights, required_shapes
+from executor_svc.step_plan import drawn_by
 from jitney.block_ops import Segment, handle
 from jitney.ticket_ops import Slot
 
@@ -67,7 +67,7 @@ class Made:
         """Of decode steps of so many rows, queued one behind the other, each fed with what the last one drew."""
         tables = self.tables[:rows]
         plans = [
-            decode_step(tables, [self.bench.sizes.context + 1 + at] * rows, drawn_by(np.arange(rows, dtype=np.int32)))
+            decode_step(tables, [self.bench.sizes.context + 1 + at] * rows, drawn_by(np.arange(rows)))
             for at in range(steps + 3)
         ]
         for plan in plans[:2]:

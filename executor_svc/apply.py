@@ -373,6 +373,13 @@ class Apply:
         what = f"boarded again, {hit} of its {request.length} tokens were cached"
         request.note(now_us, what if again else f"boarded with {request.cached_tokens} cached tokens")
 
+    def next_blocks(self) -> int:
+        """Granted blocks that running rows need for one token behind what is in flight."""
+        slots = self._registry.running_slots()
+        start, length = self._registry.planned(slots)
+        room = self._registry.held_blocks[slots].astype(np.int64) * self._blocks.block_tokens
+        return int(((start >= room) & (start < length)).sum())
+
     def _needed_blocks(self) -> int:
         """Granted blocks that running rows will need within the lookahead."""
         registry = self._registry

@@ -1,7 +1,8 @@
 """The executor's side of the device blocks: block table, who here holds what, and the grant for decode rows.
 
 The cache owns block metadata; this is what the executor needs to run a step without asking. A table row that is
-given back is reused only after the next boundary, because the step in flight still reads it.
+given back is reused only after the next boundary, because the step in flight still reads it, or the one after that,
+if a step was queued behind it.
 """
 
 from __future__ import annotations
@@ -23,11 +24,12 @@ class DeviceBlocks:
     def __init__(self, pool_blocks: int, max_rows: int, blocks_of_longest: int, block_tokens: int) -> None:
         self.block_tokens = block_tokens
         self.pool_blocks = pool_blocks
-        self.table: I32 = np.zeros((3 * max_rows + 2, blocks_of_longest), np.int32)
+        self.table: I32 = np.zeros((4 * max_rows + 2, blocks_of_longest), np.int32)
         self.holders: I32 = np.zeros(pool_blocks, np.int32)
         self.granted: list[Block] = []
         self._free_rows = list(range(len(self.table) - 1, -1, -1))
         self._retiring: list[int] = []
+        self._retired: list[int] = []  # before the last boundary, at which a step was in flight
         self.sharing_changed = False
         self.stored: NDArray[np.bool_] = np.zeros(pool_blocks, np.bool_)  # a copy lies in a lower tier, or did
         self._used_anew: I64 = np.zeros(pool_blocks, np.int64)  # the generation in which a block was last to be written
@@ -52,10 +54,14 @@ class DeviceBlocks:
             self._retiring.append(request.table_row)
             request.table_row = -1
 
-    def boundary(self) -> None:
-        """The step in flight has ended: nobody reads retired rows any more."""
-        self._free_rows += self._retiring
-        self._retiring.clear()
+    def boundary(self, *, queued: bool = False) -> None:
+        """The step in flight has ended: nobody reads retired rows any more. `queued`: but another one that was launched
+        meanwhile, which may read those that were retired since the boundary before."""
+        self._free_rows += self._retired
+        self._retired, self._retiring = self._retiring, []
+        if not queued:
+            self._free_rows += self._retired
+            self._retired = []
 
     def extend(self, request: LiveRequest, blocks: Sequence[Block]) -> None:
         """Appends blocks (or UNKNOWN_BLOCK for joined keys) to the request's chain."""

@@ -16,7 +16,7 @@ from executor_svc.apply import Apply
 from executor_svc.counters import Counters
 from executor_svc.live_request import LiveRequest, State
 from executor_svc.moves import Admission, Victim
-from executor_svc.registry import Registry
+from executor_svc.registry import Registry, slots_of
 from jitney.block_ops import Tier
 from jitney.columns import PreemptColumns
 from jitney.decision import Decision, PreemptionMode
@@ -129,6 +129,10 @@ class Course:
         rows = (self.registry.by_id.get(i) for i in self.decision.run.id.tolist())
         return any(request is not None and request.state is State.RUNNING for request in rows)
 
+    def goes_on(self) -> bool:
+        """Whether a row that `named` names has something to compute behind what is in flight."""
+        return any(tokens > 0 for _, tokens in self._wanted([request for request, _ in self.named()]))
+
     @property
     def holds(self) -> bool:
         """Whether the next boundary can be passed with the decision there is."""
@@ -170,7 +174,7 @@ class Course:
         chosen: list[Chosen] = []
         for request, tokens in boarded:
             if not tokens and not request.joined and request.load is None:
-                wanted = request.length - int(self.registry.computed_tokens[request.slot])
+                ((_, wanted),) = self._wanted([request])
                 tokens = max(1, min(wanted, cap, left))
                 left -= tokens
             chosen.append((request, tokens or 1))
@@ -179,7 +183,7 @@ class Course:
     def _go_on(self, rows: Sequence[LiveRequest]) -> list[Chosen]:
         """Each row goes on by what it wants, decodes first in effect: a prefill gets a chunk of what is left."""
         cap = self.decision.chunk_cap_tokens or self.settings.chunk_cap_tokens
-        wanted = [(r, r.length - int(self.registry.computed_tokens[r.slot])) for r in rows]
+        wanted = self._wanted(rows)
         left = self.settings.max_step_tokens - sum(1 for _, n in wanted if n == 1)
         chosen: list[Chosen] = []
         for request, tokens in wanted:
@@ -189,6 +193,11 @@ class Course:
             if tokens > 0:
                 chosen.append((request, tokens))
         return chosen
+
+    def _wanted(self, rows: Sequence[LiveRequest]) -> list[Chosen]:
+        """Each row with all that it has left to compute behind what is in flight."""
+        start, length = self.registry.planned(slots_of(rows))
+        return list(zip(rows, (length - start).tolist(), strict=True))
 
     def _substitutes(self, vacancies: int) -> list[Chosen]:
         """Substitutes whose blocks are there take the rows of those that ended."""

@@ -36,7 +36,7 @@ class Endings:
         stop_matched: str = "",
         stop_token_id: int | None = None,
     ) -> None:
-        """Ends it now; nothing more is appended to its answer. `step_in_flight` 0: no step is."""
+        """Ends it now; nothing more is appended to its answer. `step_in_flight`: the oldest one; 0: none is."""
         outcome = Outcome(int(reason))
         computed = int(self._registry.computed_tokens[request.slot])
         pads = self._pads and request.state is State.RUNNING and not request.joined and computed > 0
@@ -46,10 +46,8 @@ class Endings:
         self._apply.tails.leave(request)  # those that wait for it go on by themselves, even if it stays as padding
         if pads:
             self.padding.append(request)
-        elif step_in_flight and request.last_launched_step == step_in_flight:
-            self._in_flight.append(request)
         else:
-            self._apply.leave(request)
+            self._leave(request, step_in_flight)
         cached = max(0, request.cached_tokens)
         answer = request.answer
         rest = request.submission.text.finish()
@@ -80,13 +78,17 @@ class Endings:
         """Static batching: ended rows that the decision does not name are padding no longer."""
         for request in [r for r in self.padding if r.id not in named]:
             self.padding.remove(request)
-            if step_in_flight and request.last_launched_step == step_in_flight:
-                self._in_flight.append(request)
-            else:
-                self._apply.leave(request)
+            self._leave(request, step_in_flight)
 
-    def step_over(self) -> None:
-        """The step in flight has ended: those that ended meanwhile leave."""
-        for request in self._in_flight:
+    def step_over(self, step_in_flight: int) -> None:
+        """A step has ended: those that ended meanwhile leave, if no step that is in flight now computes them."""
+        ended, self._in_flight = self._in_flight, []
+        for request in ended:
+            self._leave(request, step_in_flight)
+
+    def _leave(self, request: LiveRequest, step_in_flight: int) -> None:
+        """Its blocks are let go once the last step that writes them is over."""
+        if step_in_flight and request.last_launched_step >= step_in_flight:
+            self._in_flight.append(request)
+        else:
             self._apply.leave(request)
-        self._in_flight.clear()

@@ -5,6 +5,11 @@
       meanwhile: stream the tokens of N; take in arrivals, aborts and deadlines;
                  snapshot -> Decide for N+2; Apply (seals, releases, boarding) as soon as the decision is there
 
+A model that queues steps gets N+1 as soon as its decision is there, while N computes: what N draws is named, not
+known. Nothing else changes. One step is queued at most, and nobody decides about the next before N is over; so a stop
+that N turns out to have met is to N+1 what an abort is to a step in flight: its row's token is dropped, its blocks are
+let go, unsealed behind the stop, when N+1 is over.
+
 Nothing here blocks but `clock.wait`: every turn hears what has come (a step's result, a decision, the cache's
 answers), launches if it can, tells what is new, and asks for the next decision. The loop takes its clock, rates,
 scheduler, cache and model as arguments: the simulator runs this very loop with virtual ones.
@@ -12,6 +17,7 @@ scheduler, cache and model as arguments: the simulator runs this very loop with 
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,6 +36,7 @@ from executor_svc.ports import CachePort, Clock, CopyPort, Fenced, Hasher, Model
 from executor_svc.registry import Registry, slots_of
 from executor_svc.request import FinishReason
 from executor_svc.situation import Identity, Policy, Situation
+from executor_svc.step_plan import StepResult
 from executor_svc.steps import Got, InFlight, Steps
 from executor_svc.watchdog import Watchdog
 from jitney.columns import PolicyColumnUpdates
@@ -105,8 +112,9 @@ class Loop:
         self.step = 0  # the last launched one
         self.last_snapshot: Snapshot | None = None
         self.waiting_reasons: tuple[tuple[WaitReason, int], ...] = ()
-        self._flight: InFlight | None = None
-        self._over: tuple[InFlight, int, int] | None = None  # a step, what it took, and when it was over: not recorded
+        self._flights: deque[InFlight] = deque()  # the step in flight, and one that is queued behind it
+        self._over: tuple[InFlight, int, int] | None = None  # a step, what it and its results took: not recorded
+        self._over_us = 0  # when the last step was over
         self._ran: list[LiveRequest] = []  # rows that ran or were loaded, whose seals are not told
         self._got = Got()  # rows whose new token is not streamed
         self._asked_us = 0  # when the outstanding snapshot was sent; 0: none is
@@ -116,7 +124,7 @@ class Loop:
     def tick(self) -> None:
         """One turn; returns after it has waited for something to happen, if there was nothing to do."""
         self._hear()
-        if self._flight is None and self._may_launch():
+        if self._may_queue() if self._flights else self._may_launch():
             self._launch()
         self._record()
         now_us = self.clock.now_us()
@@ -128,7 +136,7 @@ class Loop:
         if arrived:
             self._changed = True
             self.course.end_horizon()
-        if self._flight is None and not self.registry.running:
+        if not self._flights and not self.registry.running:
             self.endings.keep_padding(set(), 0)  # nothing runs: what ended leaves without a decision
             self._tell_cache(Boarding(), now_us)
         if 0 < self._recount_us <= now_us:
@@ -139,12 +147,15 @@ class Loop:
 
     @property
     def _in_flight_step(self) -> int:
-        return self._flight.plan.step if self._flight else 0
+        """The oldest one; 0: none."""
+        return self._flights[0].plan.step if self._flights else 0
 
     @property
     def _reading_step(self) -> int:
         """The last step that may read blocks which are free now; 0: none."""
-        return self.step + 1 if self.blocks.forks_wait else self._in_flight_step
+        if self.blocks.forks_wait:
+            return self.step + 1
+        return self.step if self._flights else 0
 
     @property
     def _recount_us(self) -> int:
@@ -155,16 +166,8 @@ class Loop:
     def _hear(self) -> None:
         """Takes what has come: the step's result, the cache's answers, look-ups, the decision."""
         now_us = self.clock.now_us()
-        if self._flight is not None and (result := self.model.poll()) is not None:
-            flight, self._flight = self._flight, None
-            self._got = self.steps.taken(flight, result, now_us)
-            if self.steps.end_finished(self._got, now_us):
-                self.course.end_horizon()
-            self.endings.step_over()
-            self.blocks.boundary()
-            self._ran += flight.rows
-            self._over = (flight, result.compute_us or now_us - flight.launched_us, now_us)
-            self._changed = True
+        if self._flights and (result := self.model.poll()) is not None:
+            self._take(self._flights.popleft(), result, now_us)
         while (event := self.cache.poll()) is not None:
             if isinstance(event, Fenced):
                 raise Conflict(event.reason, field="incarnation")
@@ -183,6 +186,18 @@ class Loop:
         self._changed |= self.candidates.take_hits(self.step)
         if not self.course.fresh and (decision := self.scheduler.poll()) is not None:
             self._heed(decision, now_us)
+
+    def _take(self, flight: InFlight, result: StepResult, now_us: int) -> None:
+        """A step is over: its tokens, and the ends of those that it finished."""
+        self._got = self.steps.taken(flight, result, now_us)
+        if self.steps.end_finished(self._got, now_us, self._in_flight_step):
+            self.course.end_horizon()
+        self.endings.step_over(self._in_flight_step)
+        self.blocks.boundary(queued=bool(self._flights))
+        self._ran += flight.rows
+        began_us, self._over_us = max(flight.launched_us, self._over_us), now_us
+        self._over = (flight, result.compute_us or now_us - began_us, now_us - began_us)
+        self._changed = True
 
     def _heed(self, decision: Decision, now_us: int) -> None:
         """A decision has come: what it needs of the cache goes out at once, its rows run from the next boundary."""
@@ -223,7 +238,7 @@ class Loop:
     def _tell_cache(self, boarding: Boarding, now_us: int, *, anyway: bool = False) -> None:
         if self.cache.unanswered >= MAX_UNANSWERED:
             return
-        if self._flight is None:
+        if not self._flights:
             self.blocks.boundary()  # table rows that were given back since are read by no step
         batch = self.apply.compose(
             self.step,
@@ -249,6 +264,15 @@ class Loop:
         now_us = self.clock.now_us()
         late = self._asked_us > 0 and now_us - self._asked_us >= self.loop_settings.coast_after_us
         return self.course.holds or self.course.coasting or late
+
+    def _may_queue(self) -> bool:
+        """Whether the next step can be queued behind the one in flight: a decision holds for it, the blocks that its
+        rows will write are there, and nothing is on its way that it would have to wait for."""
+        if not self.model.queues or len(self._flights) > 1 or not self.course.holds or self.apply.boarding:
+            return False
+        if self.blocks.forks_wait or self.blocks.guarded or self.endings.padding:
+            return False  # tails are shared, or computed again, between two steps
+        return self.course.goes_on() and self.apply.next_blocks() <= len(self.blocks.granted)
 
     def _launch(self) -> None:
         """Builds the plan of the next step out of the decision, or coasts, and launches it."""
@@ -276,11 +300,12 @@ class Loop:
             self.course.steps_left = 0
             return
         self.step += 1
-        plan = build_plan(self.step, self.registry, self.blocks, rows, slots, tokens, self.endings.padding)
+        behind = self._flights[0].slots if self._flights else None
+        plan = build_plan(self.step, self.registry, self.blocks, rows, slots, tokens, self.endings.padding, behind)
         self.counters.computed_tokens += plan.tokens
         self.steps.launched(plan, rows, slots, tokens, now_us)
         boardings, departures = [r.boardings for r in rows], self.registry.departures
-        self._flight = InFlight(plan, rows, slots, boardings, departures, now_us, decided_us)
+        self._flights.append(InFlight(plan, rows, slots, boardings, departures, now_us, decided_us))
         self.model.launch(plan)
         self._changed = True
         if self.course.steps_left > 0:
@@ -289,6 +314,8 @@ class Loop:
     def _ask(self) -> None:
         """Shows the situation, once for each boundary, and again when nobody has answered for long."""
         now_us = self.clock.now_us()
+        if len(self._flights) > 1:
+            return  # of one step more nobody knows yet what it finishes
         if self.course.fresh or (self.course.steps_left > 0 and self.registry.running):
             return
         if self._asked_us and now_us - self._asked_us < self.loop_settings.ask_again_after_us:
@@ -312,7 +339,7 @@ class Loop:
         times = [now_us + _IDLE_WAIT_US]
         if self._asked_us:
             times.append(self._asked_us + self.loop_settings.ask_again_after_us)
-            if self._flight is None and self.registry.running:
+            if not self._flights and self.registry.running:
                 times.append(max(self._asked_us + self.loop_settings.coast_after_us, now_us + _STALLED_WAIT_US))
         if self.course.decision.wake_at_us > now_us:
             times.append(self.course.decision.wake_at_us)
@@ -325,7 +352,7 @@ class Loop:
         """Keeps what the step that is over took: nobody waits for it, so the next one is launched before."""
         if self._over is None:
             return
-        flight, compute_us, now_us = self._over
+        flight, compute_us, step_us = self._over
         self._over = None
         self.rates.observe(flight.plan, compute_us)
         self.counters.steps.append(
@@ -335,7 +362,7 @@ class Loop:
                 rows=flight.plan.rows,
                 tokens=flight.plan.tokens,
                 prefill_tokens=int(flight.tokens[flight.tokens > 1].sum()),
-                step_us=now_us - flight.launched_us,
+                step_us=step_us,
                 decide_us=flight.decide_us,
                 waiting=self.registry.num_waiting,
                 free_blocks=self.apply.counts.free + self.apply.counts.evictable,

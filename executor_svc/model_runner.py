@@ -29,6 +29,8 @@ class ModelRunner:
     do from there on, and all of it needs the interpreter, which the model's thread would get in slices meanwhile.
     """
 
+    queues = False
+
     def __init__(self, model: StepModel, clock: Clock, begun: threading.Event | None = None) -> None:
         self._model = model
         self._clock = clock

@@ -9,7 +9,7 @@ import numpy as np
 from executor_svc.blocks import DeviceBlocks
 from executor_svc.live_request import LiveRequest
 from executor_svc.registry import Registry, slots_of
-from executor_svc.step_plan import SamplingRows, StepPlan
+from executor_svc.step_plan import SamplingRows, StepPlan, drawn_by
 from jitney.columns import I64
 
 
@@ -18,8 +18,7 @@ def fit(registry: Registry, blocks: DeviceBlocks, rows: Sequence[LiveRequest], s
 
     Takes granted blocks where a row's own do not suffice. At most 0: it sits out this step.
     """
-    computed = registry.computed_tokens[slots].astype(np.int64)
-    length = registry.prompt_tokens[slots] + registry.generated_tokens[slots]
+    computed, length = registry.planned(slots)
     tokens: I64 = np.minimum(wanted, length - computed)
     tokens[(registry.waits_for[slots] != 0) | (registry.loading[slots] != 0)] = 0
     room = registry.held_blocks[slots].astype(np.int64) * blocks.block_tokens - computed
@@ -45,10 +44,12 @@ def build_plan(
     slots: I64,
     tokens: I64,
     padding: Sequence[LiveRequest] = (),
+    behind: I64 | None = None,
 ) -> StepPlan:
     """The plan of a step in which each row, at its slot, computes its next so many tokens (at least 1, and they fit).
 
-    No step is in flight. `padding` are ended rows that compute their last token again, for nothing: it is neither
+    `behind` are the slots of the step in flight, by its rows: this one is queued behind it, and begins with no copies.
+    None: no step is in flight. `padding` are ended rows that compute their last token again, for nothing: it is neither
     written nor sampled.
     """
     copies = blocks.take_forks()
@@ -59,9 +60,9 @@ def build_plan(
     count = len(rows)
     table_rows = np.array([r.table_row for r in rows], np.int32)
     sealed = np.array([r.sealed for r in rows], np.int64)
-    lengths = registry.prompt_tokens[slots].astype(np.int64) + registry.generated_tokens[slots]
-    start = registry.computed_tokens[slots].astype(np.int64)
+    start, lengths = registry.planned(slots)
     start[running:] -= 1
+    lengths[running:] = 0  # padding draws nothing
     end = start + take
     query_start = np.zeros(count + 1, np.int64)
     np.cumsum(take, out=query_start[1:])
@@ -78,6 +79,12 @@ def build_plan(
     token_ids = registry.newest_token[slots][row_of]  # right for each row that computes its newest token alone
     for i in np.flatnonzero((take > 1) | (end != lengths)).tolist():
         token_ids[query_start[i] : query_start[i + 1]] = rows[i].tokens[start[i] : end[i]]
+    if behind is not None:
+        known = registry.prompt_tokens[slots] + registry.generated_tokens[slots]
+        drawn_now = np.flatnonzero(start == known)
+        row_before = np.empty(len(registry.id), np.int64)
+        row_before[behind] = np.arange(len(behind))
+        token_ids[query_start[drawn_now]] = drawn_by(row_before[slots[drawn_now]])
     return StepPlan(
         step=step,
         token_ids=token_ids,

@@ -172,14 +172,18 @@ class RatesPort(Protocol):
 
 
 class ModelPort(Protocol):
-    """One step is in flight at most."""
+    """Steps are computed in the order of their launches, and polled in it."""
+
+    @property
+    def queues(self) -> bool:
+        """Whether a second step may be launched while one is in flight, its tokens named by `step_plan.drawn_by`."""
 
     @property
     def busy(self) -> bool:
         """Whether a launched step has not been polled yet."""
 
     def launch(self, plan: StepPlan) -> None:
-        """Starts; returns at once."""
+        """Starts, or queues; returns at once."""
 
     def poll(self) -> StepResult | None:
-        """The result of the launched step, once, when it has ended. Raises what the step raised."""
+        """The result of the oldest launched step, once, when it has ended. Raises what the step raised."""

@@ -138,6 +138,14 @@ class Registry:
             self._running_slots = slots_of(self.running)
         return self._running_slots
 
+    def planned(self, slots: I64) -> tuple[I64, I64]:
+        """Tokens that are computed, and how many are to be, once what is in flight has ended, `[rows]` each. A step
+        that reaches the end of what is known draws one more; the last one of an answer is not to be computed."""
+        prompt = self.prompt_tokens[slots].astype(np.int64)
+        start = self.computed_tokens[slots] + self.in_flight_tokens[slots].astype(np.int64)
+        known = np.maximum(prompt + self.generated_tokens[slots], start + 1)
+        return start, np.minimum(known, prompt + self.max_new_tokens[slots] - 1)
+
     def dismiss(self, request: LiveRequest) -> None:
         """STANDBY -> WAITING: it holds nothing."""
         request.state = State.WAITING
@@ -157,6 +165,7 @@ class Registry:
         else:
             self._unseat(request)
         request.state = State.ENDED
+        self.in_flight_tokens[request.slot] = 0  # dropped, whatever comes of them
         self._with_deadline -= request.submission.ttft_deadline_us > 0 or request.submission.deadline_us > 0
         self.ttft_deadline_us[request.slot] = self.deadline_us[request.slot] = 0
 

@@ -15,6 +15,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from executor_svc import wire
 from executor_svc.advice import SchedulerAdvice
@@ -36,13 +37,15 @@ from executor_svc.model.open_model import ModelOptions, open_model
 from executor_svc.model.threads import use_threads
 from executor_svc.model_info import ModelInfo
 from executor_svc.model_runner import ModelRunner
+from executor_svc.ports import Clock
+from executor_svc.queued_runner import QueuedRunner
 from executor_svc.rates import MeasuredRates
 from executor_svc.scheduler_client import SchedulerClient
 from executor_svc.server import ExecutorService, Parts
 from executor_svc.situation import Identity, Policy
 from executor_svc.tenants import Tenants, read_tenants
 from executor_svc.tokenizer import Tokenizer, load_tokenizer
-from executor_svc.traced_model import RequestSpans, TracedModel
+from executor_svc.traced_model import RequestSpans, StepSpans, TracedModel, TracedQueue
 from jitney.errors import Away, Conflict, InvalidRequest
 from jitney.executor.v1 import executor_pb2_grpc
 from jitney.models import default_model_path
@@ -153,9 +156,8 @@ class Executor:
             tls_ca=config.scheduler_ca,
             record=self._recorder.record if self._recorder is not None else None,
         )
-        traced = TracedModel(model, config.name, self._incarnation, self._spans, lambda: loop.registry.running)
-        begun = model.llama.begun if isinstance(model, CpuModel) else None
-        runner = ModelRunner(traced if tracing.enabled() else model, clock, begun)
+        spans = StepSpans(config.name, self._incarnation, self._spans, lambda: loop.registry.running)
+        runner = _runner(model, clock, spans)
         self._closing.push_async_callback(asyncio.to_thread, runner.close)
         hasher = HashWorker(clock, info.block_tokens)
         self._closing.push_async_callback(asyncio.to_thread, hasher.close)
@@ -207,6 +209,14 @@ class Executor:
             if reason != self._server.not_serving:
                 self._log.warning("readiness", not_ready=reason)
                 await self._server.set_serving(reason)
+
+
+def _runner(model: Model, clock: Clock, spans: StepSpans) -> ModelRunner | QueuedRunner[Any]:
+    """Steps are recorded where a trace collector is configured."""
+    traced = tracing.enabled()
+    if isinstance(model, CpuModel):
+        return ModelRunner(TracedModel(model, spans) if traced else model, clock, model.llama.begun)
+    return QueuedRunner(TracedQueue(model, spans), clock) if traced else QueuedRunner(model, clock)
 
 
 def load_model(config: ExecutorConfig) -> tuple[Tokenizer, Model, ExecutorConfig]:

@@ -11,6 +11,8 @@ from jitney.columns import I32, I64, U64
 
 F32 = NDArray[np.float32]
 MAX_LOGPROBS = 20
+STEPS_IN_FLIGHT = 2
+"""Of a model that queues steps: one that is computed, and one behind it."""
 NO_COPIES: I64 = np.empty((0, 2), np.int64)
 
 
@@ -46,6 +48,12 @@ class SamplingRows:
         )
 
 
+def drawn_by(rows: I64) -> I32:
+    """Token ids that stand for what these rows of the step before draw, which the host need not know yet."""
+    named: I32 = (-1 - rows).astype(np.int32)
+    return named
+
+
 @dataclass(frozen=True, slots=True)
 class StepPlan:
     """One step over R rows and T tokens, rows one after another.
@@ -55,7 +63,7 @@ class StepPlan:
     """
 
     step: int
-    token_ids: I32  # [T]
+    token_ids: I32  # [T]; negative ones: see drawn_by
     positions: I32  # [T]
     write_slots: I64  # [T] block id * block_tokens + offset; -1: the token's KV is not written (it is there)
     query_start: I32  # [R + 1] first token of each row, then T

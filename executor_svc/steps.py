@@ -1,4 +1,4 @@
-"""The step in flight, and what becomes of its result: tokens, stop flags, usage."""
+"""The steps in flight, and what becomes of their results: tokens, stop flags, usage."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Steps:
 
     def launched(self, plan: StepPlan, rows: Sequence[LiveRequest], slots: I64, tokens: I64, now_us: int) -> None:
         """The rows' tokens are in flight."""
-        self._registry.in_flight_tokens[slots] = tokens
+        self._registry.in_flight_tokens[slots] += tokens
         step = plan.step
         for request in rows:
             request.last_launched_step = step
@@ -119,7 +119,7 @@ class Steps:
         uncomputed = registry.prompt_tokens[slots] - registry.computed_tokens[slots]
         prompt = np.minimum(np.maximum(uncomputed, 0), counts)
         registry.computed_tokens[slots] += counts
-        registry.in_flight_tokens[slots] = 0
+        registry.in_flight_tokens[slots] -= counts
         prefills = np.flatnonzero(prompt)
         if len(prefills) == 0:
             return
@@ -135,7 +135,7 @@ class Steps:
         served.reach(len(self._registry.tenants))
         return served
 
-    def end_finished(self, got: Got, now_us: int) -> bool:
+    def end_finished(self, got: Got, now_us: int, step_in_flight: int) -> bool:
         """Ends the rows whose new token was a stop token, or the last one they may have; whether there were any."""
         if not got.rows:
             return False
@@ -150,11 +150,11 @@ class Steps:
             request = got.rows[i]
             matched = push_text(request, request.length - stopped[i])
             if matched is not None:
-                self._endings.end(request, FinishReason.STOP, now_us, 0, stop_matched=matched)
+                self._endings.end(request, FinishReason.STOP, now_us, step_in_flight, stop_matched=matched)
             elif stopped[i]:
-                self._endings.end(request, FinishReason.STOP, now_us, 0, stop_token_id=got.tokens[i])
+                self._endings.end(request, FinishReason.STOP, now_us, step_in_flight, stop_token_id=got.tokens[i])
             else:
-                self._endings.end(request, FinishReason.LENGTH, now_us, 0)
+                self._endings.end(request, FinishReason.LENGTH, now_us, step_in_flight)
         return bool(ends)
 
     def stream(self, got: Got, now_us: int, step_in_flight: int) -> None:

@@ -9,7 +9,9 @@ the step has ended: a copy that does not wait for it copies that.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -29,12 +31,15 @@ def default_step_time(plan: StepPlan) -> int:
 
 
 class TimedModel(ABC):
-    """ModelPort on the virtual clock: what `run` computes at launch is told after the time that it says."""
+    """ModelPort on the virtual clock: what `run` computes when a step begins is told after the time that it says. With
+    `queues` a second step may wait for the first, and then begins when that ends, as on a device."""
 
-    def __init__(self, clock: VirtualClock) -> None:
+    def __init__(self, clock: VirtualClock, *, queues: bool = False) -> None:
+        self.queues = queues
         self._clock = clock
-        self._result: StepResult | None = None
-        self._busy = False
+        self._plans: deque[StepPlan] = deque()  # launched, not ended
+        self._results: deque[StepResult] = deque()  # not polled
+        self._drawn: I32 = np.empty(0, np.int32)  # by the rows of the last step that began
 
     @abstractmethod
     def run(self, plan: StepPlan) -> tuple[StepResult, int]:
@@ -43,24 +48,36 @@ class TimedModel(ABC):
     @property
     def busy(self) -> bool:
         """Whether a launched step has not been polled yet."""
-        return self._busy
+        return bool(self._plans or self._results)
 
     def launch(self, plan: StepPlan) -> None:
-        """Computes at once, tells later."""
-        self._busy = True
-        result, took_us = self.run(plan)
-
-        def end() -> None:
-            self._result = result
-
-        self._clock.after(took_us, end)
+        """Computes at once, or once the step before has ended; tells later."""
+        assert len(self._plans) < 1 + self.queues, "too many steps are in flight"
+        self._plans.append(plan)
+        if len(self._plans) == 1:
+            self._begin(plan)
 
     def poll(self) -> StepResult | None:
-        """The result, once."""
-        result, self._result = self._result, None
-        if result is not None:
-            self._busy = False
-        return result
+        """The result of the oldest step, once."""
+        return self._results.popleft() if self._results else None
+
+    def _begin(self, plan: StepPlan) -> None:
+        drawn_before = np.flatnonzero(plan.token_ids < 0)
+        if len(drawn_before):
+            token_ids = plan.token_ids.copy()
+            token_ids[drawn_before] = self._drawn[-1 - token_ids[drawn_before]]
+            plan = replace(plan, token_ids=token_ids)
+        result, took_us = self.run(plan)
+        self._drawn = np.full(plan.rows, -1, np.int32)
+        self._drawn[plan.sample_rows] = result.token_ids
+
+        def end() -> None:
+            self._plans.popleft()
+            self._results.append(result)
+            if self._plans:
+                self._begin(self._plans[0])
+
+        self._clock.after(took_us, end)
 
 
 class VirtualModel(TimedModel):
@@ -73,8 +90,11 @@ class VirtualModel(TimedModel):
         block_tokens: int,
         vocabulary: int = 1000,
         step_time_us: StepTime = default_step_time,
+        *,
+        queues: bool = False,
     ) -> None:
-        super().__init__(clock)
+        super().__init__(clock, queues=queues)
+        self._led: dict[int, list[list[int]]] = {}  # the blocks of each launched step
         self._block_tokens = block_tokens
         self._vocabulary = vocabulary
         self.step_time_us = step_time_us
@@ -84,6 +104,11 @@ class VirtualModel(TimedModel):
     def pool(self) -> U64:
         """Content [blocks, tokens of a block], for copies."""
         return self._pool.reshape(-1, self._block_tokens)
+
+    def launch(self, plan: StepPlan) -> None:
+        """See TimedModel."""
+        self._led[plan.step] = self._led_to(plan)
+        super().launch(plan)
 
     def run(self, plan: StepPlan) -> tuple[StepResult, int]:
         """See TimedModel."""
@@ -99,10 +124,10 @@ class VirtualModel(TimedModel):
         sampled = [self._next(plan, row, shift) for row, shift in zip(plan.sample_rows.tolist(), shifts, strict=True)]
         took_us = self.step_time_us(plan)
         self._pool[slots] = POISON
-        led_to = self._led_to(plan)
 
         def end() -> None:
             self._pool[slots] = content
+            led_to = self._led.pop(plan.step)
             assert self._led_to(plan) == led_to, f"the block table of step {plan.step} was changed while it ran"
 
         self._clock.after(took_us, end)

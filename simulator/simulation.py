@@ -85,15 +85,17 @@ class Simulation:
         cache_latency_us: int = 500,
         model: Callable[[VirtualClock], ModelPort] | None = None,
         tiers: TierModel | None = None,
+        queues: bool = False,
     ) -> None:
-        """`model` makes another model than the one that counts; with that there can be no `tiers`."""
+        """`model` makes another model than the one that counts; with that there can be no `tiers`. `queues`: the one
+        that counts takes a second step while one is in flight."""
         self.clock = VirtualClock()
         self.scheduler = VirtualScheduler(self.clock, scheduler_latency_us)
         self.cache = VirtualCache(self.clock, pool_blocks, settings.block_tokens, cache_latency_us, tiers)
         self.model: ModelPort = (
             model(self.clock)
             if model is not None
-            else VirtualModel(self.clock, pool_blocks, settings.block_tokens, step_time_us=step_time_us)
+            else VirtualModel(self.clock, pool_blocks, settings.block_tokens, step_time_us=step_time_us, queues=queues)
         )
         self.copies: VirtualCopies | None = None
         if tiers is not None:

@@ -28,7 +28,7 @@ class TextbookModel(VirtualModel):
     def launch(self, plan: StepPlan) -> None:
         """Returns when the step is over; what arrives meanwhile has arrived then."""
         super().launch(plan)
-        while self._result is None:
+        while not self._results:
             self._clock.wait(None)
         self._clock.ring()
 

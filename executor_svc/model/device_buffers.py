@@ -13,8 +13,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from executor_svc.step_plan import STEPS_IN_FLIGHT
+
 ALIGNMENT = 16
-STEPS_IN_FLIGHT = 2
 _TORCH_TYPES = {
     np.dtype(np.int32): torch.int32,
     np.dtype(np.int64): torch.int64,

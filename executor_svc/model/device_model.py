@@ -1,7 +1,7 @@
 """A loaded model on a GPU: weights, network, KV pool and sampling behind one call a step.
 
-`run` is what the executor's model thread calls. `submit` and `collect` are its two halves: between them the host is
-free, and a second step may be queued behind the first, its tokens named by `device_steps.drawn_by`.
+`submit` and `collect` are what the executor's model threads call (queued_runner.py): between them the host is free, and
+a second step may be queued behind the first, its tokens named by `step_plan.drawn_by`. `run` is both.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import torch
 
 from executor_svc.attention import KVShape
 from executor_svc.attention_device import DeviceAttention, device_name
-from executor_svc.model.device_buffers import STEPS_IN_FLIGHT
 from executor_svc.model.device_llama import DeviceLlama
 from executor_svc.model.device_steps import DeviceSteps
 from executor_svc.model.gguf_file import Progress
@@ -24,7 +23,7 @@ from executor_svc.model.loader import no_progress
 from executor_svc.model.weights import EMBEDDING, Weights
 from executor_svc.model_info import ModelInfo
 from executor_svc.sampling_device import Drawn, result_of
-from executor_svc.step_plan import StepPlan, StepResult
+from executor_svc.step_plan import STEPS_IN_FLIGHT, StepPlan, StepResult
 from jitney.errors import InvalidRequest
 
 TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -40,8 +39,8 @@ class Submitted:
 
 
 class DeviceModel:
-    """One model on one device, one thread at a time. Its sums may depend on what else is in a step: it does not keep
-    the promise of equal bits."""
+    """One model on one device: one thread that submits, one that collects. Its sums may depend on what else is in a
+    step: it does not keep the promise of equal bits."""
 
     def __init__(self, llama: DeviceLlama, info: ModelInfo, max_rows: int, max_blocks: int) -> None:
         self.llama = llama
@@ -68,13 +67,16 @@ class DeviceModel:
 
     def run(self, plan: StepPlan) -> StepResult:
         """Computes the step and draws its tokens. `compute_us` is left to whoever holds a clock."""
-        watched = self.backend.in_use
-        with watched.step(plan, self.backend.shape.block_tokens) if watched is not None else nullcontext():
-            return self.collect(self.submit(plan))
+        return self.collect(self.submit(plan))
 
     @torch.inference_mode()
     def submit(self, plan: StepPlan) -> Submitted:
         """Queues the step behind what runs; at most STEPS_IN_FLIGHT are submitted and not collected."""
+        watched = self.backend.in_use  # where the device is emulated: there a step is over when it has been queued
+        with watched.step(plan, self.backend.shape.block_tokens) if watched is not None else nullcontext():
+            return self._submit(plan)
+
+    def _submit(self, plan: StepPlan) -> Submitted:
         if len(plan.copies):
             sources, targets = torch.from_numpy(np.ascontiguousarray(plan.copies.T))
             self.backend.copy_blocks(sources, targets)

@@ -5,7 +5,7 @@ next width, and forward and sampling are each recorded once a size (graphs.py) a
 context, write nowhere, and what they yield is not looked at. Other steps run as they are.
 
 Tokens stay on the device: those that a step drew are in `drawn`, by its rows, and the next step may name them there
-before the host has seen them (`drawn_by`).
+before the host has seen them (`step_plan.drawn_by`).
 """
 
 from __future__ import annotations
@@ -19,15 +19,8 @@ from executor_svc.model.device_llama import DeviceLlama
 from executor_svc.model.graphs import Recorder, Work, bucket_of, width_of
 from executor_svc.sampling_device import COLUMNS, Way, column_values, draw, log_probabilities, way_of
 from executor_svc.step_plan import MAX_LOGPROBS, StepPlan
-from jitney.columns import I32
 
 INT32, INT64 = np.dtype(np.int32), np.dtype(np.int64)
-
-
-def drawn_by(rows: I32) -> I32:
-    """Token ids that stand for what these rows of the step before draw, which the host need not know yet."""
-    named: I32 = -1 - rows
-    return named
 
 
 class Outputs:

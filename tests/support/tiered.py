@@ -40,6 +40,7 @@ def tiered(
     disk: int = 500 * MB,
     settings: Settings = SETTINGS,
     log: bool = True,
+    queues: bool = False,
     **limits: Any,
 ) -> Simulation:
     """Blocks of 1 MB; `copy` and `disk` are bytes a second both ways."""
@@ -48,7 +49,7 @@ def tiered(
     sizes = TierLimits(cpu_slots=cpu + limits.get("staging_slots", 0), ssd_slots=ssd, **limits)
     model = TierModel(sizes, MB, link(copy), link(copy), link(disk), link(disk))
     rates = Rates(prefill_tokens_per_s=PREFILL)
-    sim = Simulation(settings, pool, rates=rates, step_time_us=step_time_us, tiers=model)
+    sim = Simulation(settings, pool, rates=rates, step_time_us=step_time_us, tiers=model, queues=queues)
     sim.scheduler.log = [] if log else None
     return sim
 

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from executor_svc.model.device_steps import drawn_by
 from executor_svc.model.model import CpuModel
-from executor_svc.step_plan import SamplingRows
+from executor_svc.step_plan import SamplingRows, drawn_by
 from tests.support.device_models import torch_cuda_model
 from tests.support.random_models import random_hf_model
 from tests.support.step_plans import Chunk, Sequences, sampling_rows
@@ -120,7 +119,7 @@ def test_a_step_may_be_queued_behind_the_one_that_draws_its_tokens(tmp_path: Pat
         plan = sequences.plan([Chunk(row, text) for row, text in enumerate(texts)])
         tokens = [model.run(plan).token_ids]
         for step in range(0, 6, 2):
-            named = drawn_by(np.arange(3, dtype=np.int32))
+            named = drawn_by(np.arange(3))
             plans = []
             for ahead in range(2):
                 ids = [[int(i)] for i in (named if queued or ahead else tokens[-1])]
