@@ -13,7 +13,7 @@ from executor_svc.live_request import State
 from executor_svc.request import FinishReason, Sampling
 from executor_svc.step_plan import StepPlan, StepResult
 from jitney.snapshot import Settings
-from simulator.simulation import Simulation, Watched
+from simulator.simulation import Asked, Simulation, Watched
 from simulator.tiers import MB
 from tests.support.gold import gold
 from tests.support.tiered import SETTINGS, check_tokens, prompt, tiered
@@ -83,8 +83,8 @@ def test_an_end_that_is_found_late_leaves_nothing_behind_it(by: str, after: int)
     assert said[after] not in said[:after]
     sim = queued()
     beside = sim.submit(prompt(4, 10), 30)
-    how = {"token": {"stop_token_ids": [said[after]]}, "text": {"stop": [f"{said[after]} "]}}
-    watched = sim.submit(prompt(3, 2 * B), 30, **how.get(by, {}))  # type: ignore[typeddict-item]
+    how: dict[str, Asked] = {"token": {"stop_token_ids": [said[after]]}, "text": {"stop": [f"{said[after]} "]}}
+    watched = sim.submit(prompt(3, 2 * B), 30, **how.get(by, {}))
     request = watched.request
     if by in ("abort", "deadline"):
         while len(watched.answer.token_ids) < after + 1:
@@ -128,7 +128,7 @@ def test_nobody_is_asked_while_two_steps_are_in_flight() -> None:
         asked.append(both_in_flight(sim))
         ask(snapshot)  # type: ignore[arg-type]
 
-    sim.scheduler.ask = asking  # type: ignore[method-assign, assignment]
+    sim.scheduler.ask = asking  # type: ignore[method-assign]
     watched = [sim.submit(prompt(i, 20), 30, at_us=7_000 * i) for i in range(8)]
     sim.run_until_idle()
     assert asked and not any(asked)
