@@ -76,9 +76,10 @@ class Tiers:
         self._forget_fenced()
 
     def take_generations(self) -> list[tuple[int, int]]:
-        """CPU slots that were given anew, and their generations."""
+        """CPU slots that were given anew, and their generations. Those of the SSD are nobody's business."""
         cpu = self.lower.cpu
         given, cpu.given = cpu.given, []
+        self.lower.ssd.given.clear()
         return [(slot, cpu.generation[slot]) for slot in given]
 
     def take_events(self, owner: Owner) -> list[TicketEvent]:

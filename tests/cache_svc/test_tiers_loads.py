@@ -6,7 +6,7 @@ import pytest
 
 from cache_svc.disk_jobs import DiskHeader, DiskRead
 from cache_svc.tiers import TierLimits
-from jitney.block_ops import RequestId, Return
+from jitney.block_ops import RequestId, Return, Tier
 from jitney.errors import InvalidRequest
 from jitney.ticket_ops import LoadDone, LoadReady, Prefetch, Ticket, TicketLost
 from tests.support.ledger_rig import OK, Prompt, prompt
@@ -92,6 +92,27 @@ def test_two_loads_wait_for_one_read() -> None:
     assert len(rig.jobs) == 4
     rig.work()
     assert [device.load(ticket) for device, ticket in zip(rig.devices, tickets, strict=True)] == [4, 4]
+
+
+def test_a_block_that_is_stored_while_it_is_read_is_right_for_who_waits_for_the_read() -> None:
+    rig = on_disk(CHAIN)
+    storing, loading = rig.devices
+    storing.cache(1, CHAIN)
+    storing.swap(1, Tier.CPU)
+    reserved = loading.board(1, CHAIN, load=4)
+    assert reserved.ssd_blocks == 4
+    storing.store()  # the first to come is the one that stays
+    rig.work()
+    assert loading.load(reserved.ticket) == 4
+    loading.compute(1, CHAIN, reserved.blocks, 0)
+    assert loading.right()
+    assert rig.tiers.usage().cpu.moved.bad == 0
+
+
+def test_nothing_is_noted_of_slots_that_nobody_asks_for() -> None:
+    rig = stored(TierLimits(cpu_slots=16, ssd_slots=32), CHAIN)
+    assert rig.tiers.usage().ssd.used == 4
+    assert not rig.tiers.lower.ssd.given
 
 
 def test_a_read_ahead_becomes_urgent_when_somebody_waits() -> None:
