@@ -27,7 +27,7 @@ class HashWorker:
         self._clock = clock
         self._block_tokens = block_tokens
         self._queue: queue.SimpleQueue[LiveRequest | None] = queue.SimpleQueue()
-        self._queued: set[int] = set()
+        self.queued: set[int] = set()  # ids of requests that are being hashed, or will be
         self._thread = threading.Thread(target=self._run, name="hasher", daemon=True)
         self._thread.start()
 
@@ -35,10 +35,9 @@ class HashWorker:
         """Whether the keys are there or are few; else they are being computed."""
         known = max(len(request.keys), len(request.hashed))
         if request.length // self._block_tokens - known <= INLINE_BLOCKS:
-            self._queued.discard(request.id)
             return True
-        if request.id not in self._queued:
-            self._queued.add(request.id)
+        if request.id not in self.queued:
+            self.queued.add(request.id)
             self._queue.put(request)
         return False
 
@@ -49,6 +48,7 @@ class HashWorker:
 
     def _run(self) -> None:
         while (request := self._queue.get()) is not None:
-            prompt = request.submission.prompt_ids
-            request.hashed = chain(request.root.key(), prompt, self._block_tokens)
+            tokens = request.tokens[: request.length]  # an answer that is resumed, or was preempted, included
+            request.hashed = chain(request.root.key(), tokens, self._block_tokens)
+            self.queued.discard(request.id)
             self._clock.ring()
