@@ -51,7 +51,7 @@ MAX_UNANSWERED = 8
 NOBODY = RequestId(0)
 _CALL_TIMEOUT_S = 5.0
 _OPEN_TIMEOUT_S = 60.0
-"""The first Open makes the CPU tier: its pages are touched."""
+"""The first Open makes the CPU tier: its pages are touched. A declaration is as long as the pool is large."""
 _DECLARED_A_MESSAGE = 2048
 _BACKOFF_S = (0.02, 1.0)
 _AWAY = (Away, Expired, Aborted)
@@ -267,7 +267,7 @@ class CacheClient:
                     complete=start + _DECLARED_A_MESSAGE >= len(declared),
                 )
 
-        answer = await self._call(self._stub.Redeclare, messages())
+        answer = await self._call(self._stub.Redeclare, messages(), timeout_s=_OPEN_TIMEOUT_S)
         self._opened, self._first_seq = opened, 1
         self._told += 1
         self._tell(Reopened(decode_counts(answer.counts), opened.segments, opened.lower))

@@ -13,13 +13,18 @@ device's blocks are declared: the cache may give their slots to others then.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import structlog
+
 from executor_svc.blocks import DeviceBlocks
 from executor_svc.live_request import LiveRequest, State
 from executor_svc.load import Load
 from executor_svc.ports import CachePort, CopyPort, LoadCopied, StoreCopied
-from jitney.block_ops import ReserveResult
+from jitney.block_ops import ReserveResult, Segment
 from jitney.ticket_ops import AbortTicket, LoadDone, StoreDone, StoreOrder, Ticket, TicketCall, TicketEvent, TicketLost
 
+log = structlog.get_logger()
 KEPT = 1024
 """Answers that may be asked for again, and tickets whose request is not known yet."""
 
@@ -38,6 +43,7 @@ class Copying:
         self._early: dict[Ticket, list[TicketEvent]] = {}  # came before the answer that names the request
         self._answered: dict[Ticket, TicketCall] = {}
         self._last_job = 0
+        self._blind = False  # the segments of the cache that is open cannot be mapped
 
     @property
     def loading(self) -> bool:
@@ -85,6 +91,16 @@ class Copying:
                     ended.append((request, load))
         return ended
 
+    def attach(self, segments: Sequence[Segment]) -> None:
+        """Copies to and from these from here on. Where they cannot be mapped, as the cache has gone again meanwhile and
+        its files with it, tickets are given back: what they would load is computed."""
+        self._blind = False
+        try:
+            self._copies.attach(segments)
+        except OSError as error:
+            self._blind = True
+            log.warning("the cache's memory cannot be mapped", error=str(error))
+
     def reopened(self) -> None:
         """The cache was restarted: its tickets mean nothing any more."""
         for _, load in self._loads.values():
@@ -99,14 +115,16 @@ class Copying:
         if ticket in self._answered:
             self._cache.tell(self._answered[ticket])  # it was said on a stream that broke
         elif isinstance(event, StoreOrder):
-            if ticket not in self._stores:
+            if self._blind:
+                self._answer(ticket, AbortTicket(ticket))
+            elif ticket not in self._stores:
                 self._stores[ticket] = self._job(event)
                 self._copies.store(self._last_job, event.blocks, event.slots, urgent=event.urgent)
             elif event.urgent:
                 self._copies.hurry(self._stores[ticket])
         elif ticket in self._loads:
             load = self._loads[ticket][1]
-            if isinstance(event, TicketLost):
+            if self._blind or isinstance(event, TicketLost):
                 load.lost(event.first)
             else:
                 load.offer(event)

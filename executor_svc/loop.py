@@ -173,7 +173,7 @@ class Loop:
                 raise Conflict(event.reason, field="incarnation")
             if isinstance(event, Reopened):
                 self.counters.cache_reopenings += 1
-                self.copies.attach(event.segments)
+                self.copying.attach(event.segments)
                 self.apply.reopened(event.counts, event.lower, now_us)
             else:
                 self.apply.answered(event, now_us, self._reading_step)

@@ -15,7 +15,7 @@ from executor_svc.live_request import LiveRequest, State
 from executor_svc.no_copies import NoCopies
 from executor_svc.ports import CachePort, LoadCopied, StoreCopied
 from executor_svc.request import Submission
-from jitney.block_ops import Block, RequestId, ReserveResult, ResultCode, handle
+from jitney.block_ops import Block, RequestId, ReserveResult, ResultCode, Segment, handle
 from jitney.keys import Root, salt_digest
 from jitney.ticket_ops import (
     AbortTicket,
@@ -60,6 +60,11 @@ class Slow(NoCopies):
         self.begun: list[tuple[int, Sequence[Block]]] = []
         self.ended: deque[StoreCopied | LoadCopied] = deque()
         self.hurried: list[int] = []
+        self.gone = False  # the files that are to be mapped
+
+    def attach(self, segments: Sequence[Segment]) -> None:
+        if self.gone:
+            raise FileNotFoundError
 
     def hurry(self, job: int) -> None:
         self.hurried.append(job)
@@ -242,6 +247,24 @@ def test_after_a_restart_of_the_cache_nobody_is_told(bench: Bench) -> None:
     assert load.good == 2
     assert bench.wire.told == []
     assert not bench.copying.loading
+
+
+def test_a_cache_that_goes_again_before_its_memory_is_mapped_harms_nobody(bench: Bench) -> None:
+    segment = Segment("nowhere", 1 << 20, 4, 4096)
+    bench.slow.gone = True
+    bench.copying.attach([segment])
+    bench.copying.reopened()
+    bench.board()
+    bench.offer(0, 2)
+    bench.wire.pushed.append(StoreOrder(Ticket(6), BLOCKS, SLOTS))
+    ((_, load),) = bench.copying.turn(0, 0)
+    assert (load.good, bench.slow.begun) == (0, [])
+    assert bench.wire.told == [AbortTicket(Ticket(6)), LoadDone(TICKET, 0)]
+    bench.slow.gone = False
+    bench.copying.attach([segment])
+    bench.wire.pushed.append(StoreOrder(Ticket(7), BLOCKS, SLOTS))
+    bench.copying.turn(0, 0)
+    assert len(bench.slow.begun) == 1
 
 
 def test_a_block_that_was_given_away_while_it_was_copied_is_not_stored(bench: Bench) -> None:
