@@ -25,6 +25,8 @@ ANSWERS_KEPT = 8
 MAX_BLOCKS = 1 << 20
 MAX_BLOCKS_IN_ALL = 1 << 22
 """Of all pools together: their metadata is some 140 bytes a block."""
+MAX_BLOCK_BYTES = 1 << 28
+"""Some 256 tokens of the largest models; a few blocks are in memory for the SSD's sake whatever the CPU tier's size."""
 MAX_NAME_BYTES = 256
 
 
@@ -40,7 +42,11 @@ class DevicePool:
     block_tokens: int
 
     def __post_init__(self) -> None:
-        limits = (("blocks", self.blocks, MAX_BLOCKS), ("block_tokens", self.block_tokens, 1 << 16))
+        limits = (
+            ("blocks", self.blocks, MAX_BLOCKS),
+            ("block_bytes", self.block_bytes, MAX_BLOCK_BYTES),
+            ("block_tokens", self.block_tokens, 1 << 16),
+        )
         for name, value, limit in limits:
             if not 1 <= value <= limit:
                 raise InvalidRequest(f"{name} is {value}, must be 1 to {limit}", field=name, limit=limit, value=value)
@@ -52,6 +58,9 @@ class DevicePool:
                 limit=MAX_NAME_BYTES,
                 value=size,
             )
+        if (size := len(self.fingerprint)) > MAX_NAME_BYTES:
+            what = f"the fingerprint has {size} bytes, at most {MAX_NAME_BYTES} are allowed"
+            raise InvalidRequest(what, field="fingerprint", limit=MAX_NAME_BYTES, value=size)
 
 
 IndexOf = Callable[[DevicePool], Index]
@@ -177,8 +186,9 @@ class Epochs:
         if known is not None and known.tiers is not None:
             known.tiers.fence(known.owner)
         session = Session(pool, epoch, redeclares=redeclares, tiers=tiers, index_of=self._index_of, order=self._order)
-        if known is not None and known.pool.incarnation == pool.incarnation:
-            session.before = [*known.before, known.owner]
+        if known is not None and known.tiers is not None and known.pool.incarnation == pool.incarnation:
+            open_still = known.tiers.retired()
+            session.before = [owner for owner in (*known.before, known.owner) if owner in open_still]
         self.sessions[pool.executor] = session
         return Opened(epoch, self.boot_id)
 

@@ -123,7 +123,16 @@ def test_no_batch_is_answered_before_the_declaration_is_complete() -> None:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("blocks", 0), ("blocks", 1 << 25), ("block_tokens", 0), ("executor", ""), ("executor", "x" * 300)],
+    [
+        ("blocks", 0),
+        ("blocks", 1 << 25),
+        ("block_bytes", 0),
+        ("block_bytes", 1 << 40),
+        ("block_tokens", 0),
+        ("executor", ""),
+        ("executor", "x" * 300),
+        ("fingerprint", bytes(300)),
+    ],
 )
 def test_an_impossible_pool(field: str, value: object) -> None:
     with pytest.raises(InvalidRequest) as caught:

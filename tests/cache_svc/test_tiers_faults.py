@@ -112,6 +112,14 @@ def test_opening_anew_fences_the_older_epoch() -> None:
     assert epochs.of("e").ledger.below is tiers.belows["e", 2]
 
 
+def test_nothing_is_kept_of_epochs_that_have_no_slots() -> None:
+    tiers = Tiers(TierLimits(cpu_slots=4))
+    epochs = Epochs(b"b" * 16)
+    for _ in range(3):
+        epochs.open(DevicePool("e", 1, b"print", 8, 64, BLOCK_TOKENS), redeclares=True, tiers=tiers)
+    assert not epochs.of("e").before
+
+
 @pytest.mark.parametrize("incarnation", [1, 2], ids=["itself", "another"])
 def test_a_declaration_frees_what_the_same_process_was_filling(incarnation: int) -> None:
     rig = TierRig(TierLimits(cpu_slots=6, pin_permille=1000))
