@@ -39,6 +39,7 @@ class DiskWork:
         self.writing: dict[Key, int] = {}  # and of what is written now
         self.jobs: dict[Job, DiskRead | DiskWrite] = {}
         self.written_slots: list[int] = []
+        self.named = [False] * ssd.total  # SSD slots whose header on the disk says something, as far as is known
         self._new: list[DiskJob] = []
         self._last_job = 0
 
@@ -104,6 +105,13 @@ class DiskWork:
                 self.cpu.retire(slot)
             self.arrived(slot, ok)
         self.cpu.leave(slot)
+
+    def erase_free(self) -> None:
+        """A restart shall not find what was evicted, or what a scan came upon in vain: of free slots it is not known
+        what their headers say."""
+        for slot in self.ssd.free:
+            if self.named[slot]:
+                self.erase(slot)
 
     def forget(self, doomed: set[int]) -> list[int]:
         """Removes stored SSD slots, in which all that stand behind one must be, from the disk too."""
@@ -200,6 +208,7 @@ class DiskWork:
     def _write(self, key: Key, slot: int) -> None:
         self.queue.pop(key, None)
         ssd_slot = self.writing[key] = self.reserved.pop(key)
+        self.named[ssd_slot] = True
         self.cpu.use(slot)
         described = self._described(self.cpu.entry_of(slot), self.cpu.checksum[slot], self.kept.get(key, False))
         job = DiskWrite(self._number(), self.cpu.handle(slot), ssd_slot, described)
@@ -234,6 +243,7 @@ class DiskWork:
 
     def found(self, slot: int, entry: DiskEntry) -> bool:
         """What the header of a slot says that was written before this start; whether it counts."""
+        self.named[slot] = True
         plain = Entry(entry.key, entry.parent, entry.content, entry.fingerprint)
         if self.has(entry.key) or not self.ssd.take_this(slot, plain):
             return False
@@ -249,6 +259,7 @@ class DiskWork:
 
     def erase(self, slot: int) -> None:
         """A restart shall not find what stands in the slot."""
+        self.named[slot] = False
         self._new.append(DiskHeader(self._number(), slot, None))
 
     def _number(self) -> Job:

@@ -168,6 +168,7 @@ class Tiers:
             {table.index.sealed[key] for key in doomed if key in table.index.sealed} for table in (lower.cpu, lower.ssd)
         ]
         cpu, ssd = lower.cpu.remove(stored[0]), disk.forget(stored[1])
+        disk.erase_free()
         for slot in coming:
             lose_all(self.waiting, slot)
         self._lose_removed()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cache_svc.disk_jobs import DiskHeader, DiskRead
+from cache_svc.invalidate import What, invalidate
 from cache_svc.tiers import TierLimits
 from jitney.block_ops import RequestId, Return, Tier
 from jitney.errors import InvalidRequest
@@ -269,6 +270,32 @@ def test_found_entries_do_not_take_slots_that_are_in_use() -> None:
         rig.tiers.found(1000, entry)
     assert rig.tiers.usage().ssd.used == before == 4
     assert device.where(CHAIN) == (0, 0, 4)
+
+
+def test_what_was_evicted_from_the_ssd_is_not_found_again_once_it_is_forgotten() -> None:
+    chains = [*[prompt(10 * number, 10 * number + 1) for number in range(8)], prompt(99)]
+    rig = TierRig(TierLimits(cpu_slots=16, ssd_slots=16))
+    device = rig.device(32)
+    for number, chain in enumerate(chains, 1):
+        device.cache(number, chain)
+        rig.idle()
+        device.release(number)
+    assert len(rig.disk) > rig.tiers.usage().ssd.used  # something stands there that is evicted
+    invalidate([device.ledger], [rig.tiers], What(tenant="t"))
+    rig.settle()
+    rig.idle()
+    assert not rig.disk
+
+
+def test_a_slot_that_a_scan_has_no_use_for_is_erased_with_what_is_forgotten() -> None:
+    rig = on_disk(CHAIN)
+    (entry, data) = rig.disk[0]
+    rig.disk[20] = (entry, data)  # a second one of the same key
+    rig.scan()
+    invalidate([device.ledger for device in rig.devices], [rig.tiers], What(tenant="t"))
+    rig.settle()
+    rig.idle()
+    assert not rig.disk
 
 
 def test_nothing_is_erased_that_is_good() -> None:
