@@ -19,6 +19,8 @@ from cache_svc.index import Content, Index, Origin
 from jitney.keys import Key, root_key, salt_digest
 
 NO_SALT = salt_digest("")
+ROOTS_KEPT = 4096
+"""Of salts and model versions: what is forgotten is computed again."""
 
 
 class Medium(StrEnum):
@@ -64,21 +66,23 @@ class Roots:
 
     def __init__(self) -> None:
         self._fingerprints: dict[bytes, None] = {}
-        self._known: dict[tuple[bytes, str], set[Key]] = {}
+        self.known: dict[tuple[bytes, str], set[Key]] = {}
 
     def learn(self, fingerprint: bytes) -> None:
         """Chains of this fingerprint may come."""
         if fingerprint not in self._fingerprints:
             self._fingerprints[fingerprint] = None
-            self._known.clear()
+            self.known.clear()
 
     def is_root(self, key: Key, origin: Origin) -> bool:
         """Whether a first block of that origin has this parent."""
         named = (origin.salt_digest, origin.model_version)
-        known = self._known.get(named)
+        known = self.known.get(named)
         if known is None:
+            if len(self.known) >= ROOTS_KEPT:
+                self.known.clear()
             known = {root_key(*named, "", fingerprint) for fingerprint in self._fingerprints}
-            self._known[named] = known
+            self.known[named] = known
         return key in known
 
 

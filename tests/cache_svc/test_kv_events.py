@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from cache_svc.epochs import DevicePool, Session
 from cache_svc.index import Content, Origin
 from cache_svc.invalidate import What, invalidate
-from cache_svc.kv_events import Cleared, Feed, Journal, Medium, Removed, Roots, Stored, WatchedIndex
+from cache_svc.kv_events import ROOTS_KEPT, Cleared, Feed, Journal, Medium, Removed, Roots, Stored, WatchedIndex
 from cache_svc.kv_events_wire import encode
 from cache_svc.tiers import TierLimits
 from jitney.block_ops import BlockState, DeclaredBlock, RequestId, Tier, handle
@@ -23,6 +23,16 @@ from tests.support.ledger_rig import BLOCK_TOKENS, OK, prompt
 
 FINGERPRINT = b"fp"
 FAMILY = ((0,), (0, 0), (0, 0, 0), (0, 0, 1), (0, 1), (1,), (1, 0, 0))
+
+
+def test_roots_of_any_number_of_salts_take_no_more_room() -> None:
+    roots = Roots()
+    roots.learn(FINGERPRINT)
+    for number in range(ROOTS_KEPT + 10):
+        origin = Origin("t", salt_digest(str(number)), "m")
+        assert roots.is_root(Root(str(number), "m", "", FINGERPRINT).key(), origin)
+        assert len(roots.known) <= ROOTS_KEPT
+    assert not roots.is_root(Root("", "m", "", FINGERPRINT).key(), origin)
 
 
 OPERATION = st.tuples(
