@@ -106,7 +106,9 @@ def test_a_higher_incarnation_fences(cache: ServiceProcess, client: Client) -> N
         other.apply()
     assert stale.value.field == "epoch"
     with pytest.raises(JitneyError) as refused:
-        client.call(other.stub.Open, pb.OpenRequest(executor="fenced", incarnation=5, blocks=1, block_tokens=1))
+        client.call(
+            other.stub.Open, pb.OpenRequest(executor="fenced", incarnation=5, blocks=1, block_bytes=1, block_tokens=1)
+        )
     assert isinstance(refused.value, Conflict)
     assert refused.value.field == "incarnation"
     assert newer.apply().counts.free == 16
