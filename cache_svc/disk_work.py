@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from cache_svc.disk_jobs import DiskEntry, DiskHeader, DiskJob, DiskRead, DiskWrite, Job
-from cache_svc.slots import BUSY, FILLING, RETIRED, Entry, SlotTable
+from cache_svc.slots import BUSY, FILLING, FREE, RETIRED, Entry, SlotTable
 from cache_svc.tier_usage import Moved
 from jitney.keys import Key
 from jitney.ticket_ops import slot_id
@@ -40,6 +40,7 @@ class DiskWork:
         self.jobs: dict[Job, DiskRead | DiskWrite] = {}
         self.written_slots: list[int] = []
         self.named = [False] * ssd.total  # SSD slots whose header on the disk says something, as far as is known
+        self.unerased: dict[int, None] = {}  # slots that the disk would not have erased: to be tried again
         self._new: list[DiskJob] = []
         self._last_job = 0
 
@@ -111,6 +112,16 @@ class DiskWork:
         what their headers say."""
         for slot in self.ssd.free:
             if self.named[slot]:
+                self.erase(slot)
+
+    def erase_again(self, most: int) -> None:
+        """Tries so many slots once more. What was written there since has another header."""
+        slots = list(self.unerased)[:most]
+        for slot in slots:
+            if self.ssd.state[slot] is FILLING:
+                continue  # if what it is to hold does not come, it is free again
+            del self.unerased[slot]
+            if self.ssd.state[slot] in (FREE, RETIRED):
                 self.erase(slot)
 
     def forget(self, doomed: set[int]) -> list[int]:
@@ -238,6 +249,7 @@ class DiskWork:
             self.written_slots.append(ssd_slot)
         else:
             self.moved.dropped += 1
+            self.unerased[ssd_slot] = None  # what stood there before may be forgotten by now
             self.ssd.retire(ssd_slot)
             self.ssd.leave(ssd_slot)
 

@@ -242,11 +242,12 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
                 self._host.streams.closed(owner, queue)
 
     async def Invalidate(self, request: pb.InvalidateRequest, context: Any) -> pb.InvalidateResponse:
-        """Removes content, with all behind it, from every tier."""
+        """Removes content, with all behind it, from every tier; not before it is known whether the SSD has any."""
         kind = request.WhichOneof("what")
         if kind is None:
             raise InvalidRequest("name a prefix key, tenant, salt digest or model version", field="what")
         what = What(**{kind: getattr(request, kind)})
+        await self._host.prepared()
         gone = self._invalidate(what)
         if self._host.scanning:
             if not self._forgotten:

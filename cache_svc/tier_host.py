@@ -36,6 +36,8 @@ STAGING_SLOTS = 32
 """For what goes to the SSD and comes back, however small the CPU tier is."""
 IN_FLIGHT_BYTES = 16 << 20
 """On the way to and from the SSD: small blocks are moved many at a time."""
+ERASED_AGAIN = 256
+"""Slots at a time, of those that the disk would not have erased."""
 _POLL_S = 0.02
 
 
@@ -94,10 +96,14 @@ class TierHost:
             self._scan = DiskScan(self.disk, self._found_by_thread)
         self._ready.set()
 
+    async def prepared(self) -> None:
+        """Waits until `prepare` has ended."""
+        await self._ready.wait()
+
     async def fit(self, block_bytes: int, block_tokens: int) -> Tiers | None:
         """The tiers, if they are there for blocks of that size; the first caller decides it."""
         async with self._fitting:
-            await self._ready.wait()
+            await self.prepared()
             if self.memory is None:
                 return None
             wanted = (block_bytes, block_tokens)
@@ -210,7 +216,7 @@ class TierHost:
         self.settle()
 
     async def watch_processes(self, every_s: float = 0.2) -> None:
-        """Lets go of what processes had that are gone. Runs until it is cancelled."""
+        """Lets go of what processes had that are gone, and has erased what could not be. Runs until it is cancelled."""
         while True:
             await asyncio.sleep(every_s)
             if self.tiers is None:
@@ -220,6 +226,7 @@ class TierHost:
                 self.touch()
                 self.tiers.gone(owner)
                 self._fenced.discard(owner)
+            self.tiers.erase_again(ERASED_AGAIN)
             self.settle()
             for owner in self._fenced.difference(self.tiers.retired()):
                 self.watch.forget(owner)
@@ -261,6 +268,8 @@ class TierHost:
                 self.tiers.written(report.job.job, ok=report.ok)
             elif isinstance(report.job, DiskRead):
                 self.tiers.read(report.job.job, ok=report.ok)
+            elif report.job.entry is None and not report.ok:
+                self.tiers.unerased(report.job.disk_slot)
         self.settle()
 
     def _found(self, found: Found) -> None:

@@ -117,6 +117,14 @@ class Tiers:
         if 0 <= disk_slot < ssd.total and ssd.state[disk_slot] is FREE:
             self.lower.disk.erase(disk_slot)
 
+    def unerased(self, disk_slot: int) -> None:
+        """The disk would not have it erased: it is tried again."""
+        self.lower.disk.unerased[disk_slot] = None
+
+    def erase_again(self, most: int) -> None:
+        """Tries so many of those."""
+        self.lower.disk.erase_again(most)
+
     def fence(self, owner: Owner) -> None:
         """The epoch is over, but its process may still copy: the slots of its open stores stay taken."""
         below = self.belows.get(owner)

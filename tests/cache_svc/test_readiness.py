@@ -51,3 +51,17 @@ def test_what_the_audit_finds_turns_readiness_off_until_it_is_gone(tmp_path: Pat
             await host.close(0.0)
 
     asyncio.run(main())
+
+
+def test_nothing_is_said_to_be_forgotten_before_the_ssd_is_looked_at(tmp_path: Path) -> None:
+    async def main() -> None:
+        host = TierHost(TierSettings(tmp_path), "a")
+        asked = pb.InvalidateRequest(tenant="t")
+        answer = asyncio.ensure_future(CacheServicer(Epochs(bytes(16)), host).Invalidate(asked, None))
+        await asyncio.sleep(IDLE_S)
+        assert not answer.done()
+        await host.prepare()
+        assert await answer == pb.InvalidateResponse()
+        await host.close(0.0)
+
+    asyncio.run(main())

@@ -298,6 +298,37 @@ def test_a_slot_that_a_scan_has_no_use_for_is_erased_with_what_is_forgotten() ->
     assert not rig.disk
 
 
+def test_what_the_disk_would_not_have_erased_is_erased_later() -> None:
+    rig = on_disk(CHAIN)
+    invalidate([device.ledger for device in rig.devices], [rig.tiers], What(tenant="t"))
+    refused = [job.disk_slot for job in rig.tiers.take_jobs() if isinstance(job, DiskHeader)]
+    assert len(refused) == 4
+    for slot in refused:
+        rig.tiers.unerased(slot)
+    rig.devices[0].cache(1, prompt(5))  # something new is written into one of them meanwhile
+    rig.idle()
+    for _ in range(3):
+        rig.tiers.erase_again(2)
+        rig.settle()
+        rig.idle()
+    assert [entry.key for entry, _ in rig.disk.values()] == prompt(5).keys
+
+
+def test_what_stands_where_a_write_has_failed_is_erased() -> None:
+    rig = TierRig(TierLimits(cpu_slots=16, ssd_slots=1))
+    device = rig.device(16)
+    device.cache(1, prompt(1))
+    rig.idle()
+    device.release(1)
+    device.cache(2, prompt(2))
+    device.store()
+    assert rig.work(ok=False) == 1
+    rig.tiers.erase_again(8)
+    rig.settle()
+    rig.idle()
+    assert not rig.disk
+
+
 def test_nothing_is_erased_that_is_good() -> None:
     rig = on_disk(CHAIN)
     assert not any(isinstance(job, DiskHeader) and job.entry is None for job in rig.jobs)
