@@ -37,7 +37,7 @@ def load_weights(path: Path, cache_dir: Path | None = None, progress: Progress =
     if cached is None:
         cached = read_gguf(source, progress)
         check_tensors(str(source), *cached)
-        if cache_dir is not None:
+        if cache_dir is not None and file_digest(source, cache_dir) == version:  # not changed while it was read
             progress("caching the weights", 0.95)
             weights_cache.store(cache_dir, version, *cached)
     return Weights(source.stem, version, *cached)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 from collections.abc import Callable
 from pathlib import Path
 
@@ -139,7 +140,7 @@ def test_a_second_load_reads_the_cache_only(tmp_path: Path, monkeypatch: pytest.
     assert not list((tmp_path / "cache").rglob("*.part"))
 
 
-@pytest.mark.parametrize("how", ["missing", "truncated", "empty", "foreign", "header only", "a flipped bit", "stale"])
+@pytest.mark.parametrize("how", ["missing", "truncated", "empty", "foreign", "header only", "a flipped bit", "another config", "stale"])
 def test_a_damaged_cache_is_written_anew(tmp_path: Path, how: str) -> None:
     cache = tmp_path / "cache"
     path = write_gguf(make_tiny_llama(tmp_path / "model"), tmp_path / "tiny.gguf")
@@ -148,6 +149,9 @@ def test_a_damaged_cache_is_written_anew(tmp_path: Path, how: str) -> None:
     intact = cached.read_bytes()
     if how == "a flipped bit":
         cached.write_bytes(intact[:-100] + bytes([intact[-100] ^ 4]) + intact[-99:])
+    elif how == "another config":
+        cached.write_bytes(intact.replace(b'heads\\": 4', b'heads\\": 2'))
+        assert cached.read_bytes() != intact
     elif how == "stale":
         cached.write_bytes(intact.replace(weights_cache.FORMAT.encode(), b"jitney-weights-0"))
     else:
@@ -161,3 +165,26 @@ def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
     path = write_gguf(make_tiny_llama(tmp_path / "model"), tmp_path / "tiny.gguf")
     (tmp_path / "cache").write_text("a file where a folder should be")
     assert load_weights(path, tmp_path / "cache").config.layers == 2
+
+
+def test_a_full_disk_is_no_error(tmp_path: Path) -> None:
+    path = write_gguf(make_tiny_llama(tmp_path / "model"), tmp_path / "tiny.gguf")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, before[1]))  # no file may grow over it
+    try:
+        assert load_weights(path, tmp_path / "cache").config.layers == 2
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not list((tmp_path / "cache" / "weights").iterdir())
+
+
+def test_a_file_that_changes_while_it_is_read_is_not_cached(tmp_path: Path) -> None:
+    path = write_gguf(make_tiny_llama(tmp_path / "model"), tmp_path / "tiny.gguf")
+    other = write_gguf(make_tiny_llama(tmp_path / "other", seed=1), tmp_path / "other.gguf")
+
+    def replace(stage: str, fraction: float) -> None:
+        if stage == "reading the GGUF file":
+            path.write_bytes(other.read_bytes())
+
+    load_weights(path, tmp_path / "cache", replace)
+    assert not (tmp_path / "cache" / "weights").exists()
