@@ -115,11 +115,15 @@ def _with_logprobs(step: int, tokens: I32, values: F32, wanted: I32) -> StepResu
         logprobs[row] = values[row, tokens[row]] - total
         count = min(int(wanted[row]), most)
         if count > 0:
-            ids[row, :count] = best = top_ids(values[row], count)
+            likelier = values[row] if math.isfinite(total) else np.nan_to_num(values[row], nan=-np.inf, neginf=-np.inf)
+            ids[row, :count] = best = top_ids(likelier, count)
             likely[row, :count] = values[row, best] - total
     return StepResult(step, tokens, logprobs, ids if most else None, likely if most else None)
 
 
 def _log_sum(logits: F32) -> float:
+    """NaN where a logit is NaN, or none is finite."""
     largest = logits.max()
+    if not math.isfinite(largest):
+        return math.nan
     return float(largest) + math.log(np.exp(logits - largest).sum(dtype=np.float64))

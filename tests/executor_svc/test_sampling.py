@@ -172,6 +172,20 @@ def test_a_row_never_depends_on_the_others(seed: int, rows: int, vocabulary: int
             assert alone.top_logprobs[0].tobytes() == together.top_logprobs[row, :count].tobytes()
 
 
+@pytest.mark.parametrize("odd", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_row_that_is_no_number_harms_no_other(odd: float, whole: bool) -> None:
+    logits = np.random.default_rng(0).normal(size=(2, 40)).astype(np.float32)
+    one, two = (sampling_rows(n, temperature=0.5, top_k=3, seed=11, logprobs=20) for n in (1, 2))
+    expected = SAMPLER.draw(0, torch.from_numpy(logits[1:].copy()), one)
+    logits[0, slice(None) if whole else 7] = odd
+    result = SAMPLER.draw(0, torch.from_numpy(logits), two)
+    assert result.token_ids[1] == expected.token_ids[0]
+    assert result.top_ids is not None and result.top_logprobs is not None and expected.top_logprobs is not None
+    assert result.top_logprobs[1].tobytes() == expected.top_logprobs[0].tobytes()
+    assert len(set(result.top_ids[0].tolist())) == 20
+
+
 def test_logprobs_are_the_models_own() -> None:
     logits = torch.randn(3, 1000, generator=torch.Generator().manual_seed(0)) * 4
     rows = sampling_rows(3, temperature=0.5, top_k=3, seed=11, logprobs=20)

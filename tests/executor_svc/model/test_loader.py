@@ -140,7 +140,9 @@ def test_a_second_load_reads_the_cache_only(tmp_path: Path, monkeypatch: pytest.
     assert not list((tmp_path / "cache").rglob("*.part"))
 
 
-@pytest.mark.parametrize("how", ["missing", "truncated", "empty", "foreign", "header only", "a flipped bit", "another config", "stale"])
+@pytest.mark.parametrize(
+    "how", ["missing", "truncated", "empty", "foreign", "header only", "a flipped bit", "another config", "stale"]
+)
 def test_a_damaged_cache_is_written_anew(tmp_path: Path, how: str) -> None:
     cache = tmp_path / "cache"
     path = write_gguf(make_tiny_llama(tmp_path / "model"), tmp_path / "tiny.gguf")
