@@ -25,7 +25,12 @@ _UNQUANTISED = {
     gguf.GGMLQuantizationType.F16: torch.float16,
     gguf.GGMLQuantizationType.BF16: torch.bfloat16,
 }
-_TOP = {"token_embd.weight": EMBEDDING, "output_norm.weight": FINAL_NORM, "output.weight": HEAD}
+_TOP = {
+    "token_embd.weight": EMBEDDING,
+    "output_norm.weight": FINAL_NORM,
+    "output.weight": HEAD,
+    "output.bias": "lm_head.bias",
+}
 _PARTS = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
@@ -62,10 +67,12 @@ def read_gguf(path: Path, progress: Progress) -> tuple[LlamaConfig, dict[str, to
         entries = {tensor.name: tensor for tensor in reader.tensors}
     except Exception as error:  # the package lets out whatever a broken file makes numpy raise
         raise BadModel(f"{path} is truncated or damaged: {error}", field=path.name) from None
-    if int(metadata.get("split.count", 1)) > 1:
+    if reader.byte_order == "S":
+        raise BadModel(f"{path} holds numbers in the byte order of another kind of machine", field=path.name)
+    if metadata.get("split.count", 1) not in (0, 1):
         raise BadModel(f"{path} is one part of a split model; join the parts first", field="split.count")
     factors = _dequantise(path, entries[_FACTORS]) if _FACTORS in entries else torch.empty(0)
-    divisors = tuple(float(value) for value in factors)
+    divisors = tuple(factors.flatten().tolist())
     config = from_gguf(str(path), metadata, "output.weight" not in entries, divisors)
     tensors: dict[str, torch.Tensor] = {}
     for count, (name, entry) in enumerate(entries.items()):
@@ -115,6 +122,9 @@ def _dequantise(path: Path, entry: gguf.ReaderTensor) -> torch.Tensor:
 
 
 def _unpermuted(tensor: torch.Tensor, heads: int) -> torch.Tensor:
-    """Rows (or a bias) of each head from pairs that rotate together, side by side, to two halves."""
+    """Rows (or a bias) of each head from pairs that rotate together, side by side, to two halves. A tensor that does
+    not divide is left as it is: it has not the shape that the configuration wants."""
+    if tensor.dim() == 0 or tensor.shape[0] % (2 * heads):
+        return tensor
     split = tensor.reshape(heads, tensor.shape[0] // heads // 2, 2, *tensor.shape[1:])
     return split.transpose(1, 2).reshape(tensor.shape)

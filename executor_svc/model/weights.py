@@ -72,8 +72,14 @@ def required_shapes(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
 
 
 def check_tensors(source: str, config: LlamaConfig, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Raises BadModel for the first tensor that is missing, or has another shape or type than the network's."""
-    for name, shape in required_shapes(config).items():
+    """Raises BadModel for the first tensor that is missing, has another shape or type than the network's, or is none of
+    the network's where it would change what the model says."""
+    needed = required_shapes(config)
+    for name in tensors:
+        if name.endswith(("q_norm.weight", "k_norm.weight", "lm_head.bias")) and name not in needed:
+            what = f"{source}: tensor {name} is not part of the architecture {config.architecture} as it is built here"
+            raise BadModel(what, field=name)
+    for name, shape in needed.items():
         tensor = tensors.get(name)
         if tensor is None:
             raise BadModel(f"{source}: tensor {name} is missing", field=name)
@@ -88,6 +94,8 @@ def check_tensors(source: str, config: LlamaConfig, tensors: Mapping[str, torch.
         bias = tensors.get(name.removesuffix("weight") + "bias")
         if bias is not None and (len(shape) != 2 or tuple(bias.shape) != shape[:1]):
             raise BadModel(f"{source}: the bias beside {name} is {tuple(bias.shape)}", field=name)
+        if bias is not None:
+            _check_type(source, name.removesuffix("weight") + "bias", bias)
 
 
 def _check_type(source: str, name: str, tensor: torch.Tensor) -> None:

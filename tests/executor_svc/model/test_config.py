@@ -14,6 +14,14 @@ from executor_svc.model.config import BadModel, LlamaConfig, from_directory, fro
 from executor_svc.model.llama import rotary_tables
 from tests.support.tiny_llama import make_tiny_llama
 
+LLAMA3: dict[str, Any] = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
 
 def changed(directory: Path, **changes: Any) -> Path:
     """The tiny model with some keys of its config.json set; None removes a key."""
@@ -57,6 +65,22 @@ def test_a_sliding_window_bounds_the_context(tmp_path: Path) -> None:
         ({"num_key_value_heads": 3}, "key-value heads"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "yarn"),
         ({"rms_norm_eps": True}, "rms_norm_eps"),
+        ({"rms_norm_eps": -1.0}, "epsilon -1"),
+        ({"architectures": 5}, "(none)"),
+        ({"architectures": [["LlamaForCausalLM"]]}, "['LlamaForCausalLM']"),
+        ({"hidden_size": 64.5}, "whole number"),
+        ({"max_position_embeddings": 10**15}, "max_position_embeddings"),
+        ({"head_dim": 1e300}, "head_dim"),
+        ({"head_dim": 10**9}, "head_dim"),
+        ({"rope_theta": 0}, "rotary base 0"),
+        ({"rope_scaling": ["linear"]}, "['linear']"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 0}}, "factors"),
+        ({"rope_scaling": {**LLAMA3, "factor": 0}}, "scaling by 0"),
+        ({"rope_scaling": {**LLAMA3, "high_freq_factor": 1.0}}, "between 1.0 and 1.0"),
+        ({"rope_scaling": LLAMA3, "rope_theta": -5}, "base -5"),
+        ({"eos_token_id": "</s>"}, "eos_token_id"),
+        ({"eos_token_id": [2, None]}, "eos_token_id"),
+        ({"bos_token_id": {"a": 1}}, "bos_token_id"),
     ],
 )
 def test_what_is_not_built_is_refused(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
@@ -82,7 +106,7 @@ def test_a_refusal_names_field_and_value(tmp_path: Path, changes: dict[str, Any]
     assert (caught.value.field, caught.value.value) == (field, str(value))
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff\xfe"])
+@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff\xfe", b"[" * 100000])
 def test_a_broken_config_is_one_sentence(tmp_path: Path, content: bytes) -> None:
     make_tiny_llama(tmp_path)
     (tmp_path / "config.json").write_bytes(content)
@@ -95,13 +119,7 @@ def test_a_broken_config_is_one_sentence(tmp_path: Path, content: bytes) -> None
     [
         {"rope_type": "default"},
         {"rope_type": "linear", "factor": 2.0},
-        {
-            "rope_type": "llama3",
-            "factor": 8.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 64,
-        },
+        LLAMA3,
     ],
 )
 @pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
@@ -143,6 +161,8 @@ def test_gguf_metadata_is_read() -> None:
         "x.gguf", metadata(llama__rope__scaling__type="linear", llama__rope__scaling__factor=4.0), True, ()
     )
     assert scaled.rope_divisors == (4.0,) * 8
+    for older in (metadata(llama__rope__scale_linear=2.0), metadata(llama__rope__scaling__factor=2.0)):
+        assert from_gguf("x.gguf", older, True, ()).rope_divisors == (2.0,) * 8
 
 
 @pytest.mark.parametrize(
@@ -153,6 +173,9 @@ def test_gguf_metadata_is_read() -> None:
         ({"llama__block_count": None}, "block_count"),
         ({"llama__rope__scaling__type": "yarn"}, "yarn"),
         ({"llama__attention__layer_norm_rms_epsilon": math.nan}, "epsilon"),
+        ({"llama__rope__dimension_count": 8}, "8 of the 16"),
+        ({"tokenizer__ggml__tokens": 7}, "vocabulary"),
+        ({"tokenizer__ggml__eos_token_id": range(3)}, "eos_token_id"),
     ],
 )
 def test_foreign_gguf_metadata_is_refused(changes: dict[str, Any], words: str) -> None:

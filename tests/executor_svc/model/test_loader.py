@@ -115,6 +115,15 @@ def test_a_path_that_holds_no_model_is_one_sentence(tmp_path: Path) -> None:
             lambda tensors: tensors.update({"model.norm.weight": torch.zeros(64, dtype=torch.int8)}),
             "not a float type",
         ),
+        (
+            lambda tensors: tensors.update({"model.layers.0.self_attn.q_norm.weight": torch.ones(1)}),
+            "q_norm.weight is not part of the architecture llama",
+        ),
+        (lambda tensors: tensors.update({"lm_head.bias": torch.ones(512)}), "lm_head.bias is not part"),
+        (
+            lambda tensors: tensors.update({"model.layers.1.mlp.up_proj.bias": torch.ones(128, dtype=torch.int32)}),
+            "up_proj.bias is torch.int32",
+        ),
     ],
 )
 def test_tensors_must_fit_the_configuration(
