@@ -6,6 +6,10 @@ so that what the machine does meanwhile falls upon all alike. To recompute alway
 always, `--lower-tiers always`. Everything that was cached is removed before each load, and one load that is not counted
 teaches each executor its rates.
 
+Whole loads differ by more than the ways do: what the machine does beside, and one victim more early on, is in the end
+of every request. So ways are compared by what their rows lose, read off the decision logs (bench/preempt_lost.py); by
+how much longer the loads took than with the pool that holds everything stands beside it.
+
 How much copies are throttled, and how fast requests come, follows from what the machine does: SCENARIOS has the bytes
 copied a second in parts of those that a prefill computes in a second.
 """
@@ -23,8 +27,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.preempt_lost import RowTime, Watch
 from jitney.client import AsyncClient, Options
 from jitney.client.cache import AsyncCacheClient
+from jitney.log_segments import LogReader
+from jitney.scheduler_codec import decode_decision, decode_snapshot
 from jitney.supervisor import ServeOptions, Supervisor
 from tests.support.tiny_llama import make_tiny_llama
 
@@ -77,6 +84,8 @@ class House:
     ) -> None:
         """`way` is one of WAYS; copies that are not limited are none: there is no lower tier."""
         folder.mkdir()
+        self._log = folder / "decisions"
+        self._spans_us: list[tuple[int, int]] = []  # of each load, by the clock of all processes
         cpu_bytes = 8 * POOL_BLOCKS * BLOCK_BYTES if copy_mib_per_s else 0
         self._services = Supervisor(
             ServeOptions(
@@ -92,13 +101,14 @@ class House:
                     f"--max-rows={ROWS}",
                     "--max-preemptions=8",
                     f"--copy-mib-per-s={copy_mib_per_s}",
+                    f"--decision-log={self._log}",
                     f"--lower-tiers={'always' if way == 'swap' else 'measured'}",
                 ),
                 cache_args=(f"--cpu-bytes={cpu_bytes}", "--pin-permille=1000", "--audit-idle-s=0"),
             )
         )
-        self.lost_s: list[float] = []  # of each round
-        self.preemptions = self.loaded_blocks = 0  # of all loads
+        self.longer_s: list[float] = []  # of each round
+        self.rows: list[RowTime] = []  # of each round, once it is stopped
 
     def start(self) -> None:
         """All serve."""
@@ -112,7 +122,7 @@ class House:
         """Seconds from arrival to end of all requests together. Nothing is cached at first."""
         async with AsyncClient(self._services.executor_target) as client:
             await self._forget(client)
-            began = time.perf_counter()
+            began, began_us = time.perf_counter(), time.monotonic_ns() // 1000
 
             async def each(asked: Asked) -> int:
                 await asyncio.sleep(asked.at_s - (time.perf_counter() - began))
@@ -120,10 +130,16 @@ class House:
                 return done.finished.timings.total_us
 
             times_us = await asyncio.gather(*(each(asked) for asked in load))
-            self.preemptions = (await client.status()).preemptions
-        async with AsyncCacheClient(self._services.cache_target) as cache:
-            self.loaded_blocks = sum(tier.loaded_blocks for tier in (await cache.status()).tiers)
+        self._spans_us.append((began_us, time.monotonic_ns() // 1000))
         return sum(times_us) / 1e6
+
+    def read(self, token_s: float) -> None:
+        """Fills `rows` from the log of an executor that has stopped. `token_s`: of a prefill's token."""
+        with LogReader(self._log) as log:
+            frames = [(decode_snapshot(frame.snapshot), decode_decision(frame.decision)) for frame in log]
+        for began_us, ended_us in self._spans_us[len(self._spans_us) - len(self.longer_s) :]:
+            inside = [frame for frame in frames if began_us <= frame[0].now_us < ended_us]
+            self.rows.append(Watch.over(inside, token_s))
 
     async def speed(self) -> Speed:
         """Of an executor that has nothing else to do."""
@@ -155,25 +171,41 @@ def load_of(seed: int, requests: int, each_s: float) -> list[Asked]:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """In one scenario: seconds of each round by way."""
+    """In one scenario, of each round by way: what rows lost, and seconds that the loads took longer."""
 
     scenario: str
-    seconds: dict[str, list[float]]
+    rows: dict[str, list[RowTime]]
+    longer_s: dict[str, list[float]]
+
+    def seconds(self, way: str) -> list[float]:
+        """That rows lost in each round."""
+        return [one.lost_s for one in self.rows[way]]
 
     @property
     def better(self) -> str:
         """Of the two other ways."""
-        return min(WAYS[1:], key=lambda way: sum(self.seconds[way]))
+        return min(WAYS[1:], key=lambda way: sum(self.seconds(way)))
 
     @property
     def ratio(self) -> float:
         """Of the rule to it."""
-        return sum(self.seconds["rule"]) / sum(self.seconds[self.better])
+        return sum(self.seconds("rule")) / sum(self.seconds(self.better))
 
     @property
     def ratios(self) -> list[float]:
         """The same of each round."""
-        return [rule / other for rule, other in zip(self.seconds["rule"], self.seconds[self.better], strict=True)]
+        return [rule / other for rule, other in zip(self.seconds("rule"), self.seconds(self.better), strict=True)]
+
+    def figures(self) -> dict[str, object]:
+        """For the JSON line."""
+        return {
+            "scenario": self.scenario,
+            "better": self.better,
+            "ratio": round(self.ratio, 3),
+            "ratio_of_each_round": [round(ratio, 3) for ratio in self.ratios],
+            "rows_lost_s": {way: [round(lost, 2) for lost in self.seconds(way)] for way in WAYS},
+            "loads_longer_s": {way: [round(lost, 2) for lost in self.longer_s[way]] for way in WAYS},
+        }
 
 
 def run(loads: range, requests: int, only: str) -> list[Lost]:
@@ -198,8 +230,8 @@ def run(loads: range, requests: int, only: str) -> list[Lost]:
         speed = asyncio.run(roomy.speed())
         print(
             f"prefill {speed.prefill_mib_per_s:.0f} MiB/s, an answer's token {1e6 * speed.decode_s:.0f} us, "
-            f"a request each {1000 * speed.each_s:.0f} ms; seconds lost by rule, recompute, swap "
-            "(preemptions, blocks loaded)"
+            f"a request each {1000 * speed.each_s:.0f} ms; seconds that rows lose by rule, recompute, swap "
+            "(swaps of preemptions; each round; loads longer by)"
         )
         recompute = House(folder / "recompute", model, "recompute")
         houses = {name: {"recompute": recompute} for name in names}
@@ -214,6 +246,9 @@ def run(loads: range, requests: int, only: str) -> list[Lost]:
         with ThreadPoolExecutor(STARTED_AT_ONCE) as starting:
             list(starting.map(House.start, small))
         asyncio.run(_measure(roomy, small, loads, requests, speed.each_s))
+        for each in small:
+            each.stop()
+            each.read(speed.prefill_s)
         return [_lost(name, houses[name]) for name in names]
 
 
@@ -227,16 +262,17 @@ async def _measure(roomy: House, small: list[House], loads: range, requests: int
         order = small[number % len(small) :] + small[: number % len(small)]
         least = await roomy.run(load)
         for each in order:
-            each.lost_s.append(await each.run(load) - least)
+            each.longer_s.append(await each.run(load) - least)
 
 
 def _lost(name: str, houses: dict[str, House]) -> Lost:
     """Printed, too."""
-    lost = Lost(name, {way: houses[way].lost_s for way in WAYS})
+    lost = Lost(name, {way: houses[way].rows for way in WAYS}, {way: houses[way].longer_s for way in WAYS})
     columns = []
     for way in WAYS:
-        told, each = houses[way], " ".join(f"{one:.1f}" for one in lost.seconds[way])
-        columns.append(f"{sum(told.lost_s):7.2f} ({told.preemptions}, {told.loaded_blocks}; {each})")
+        rows, each = lost.rows[way], " ".join(f"{one:.1f}" for one in lost.seconds(way))
+        counts = f"{sum(one.swaps for one in rows)}/{sum(one.preemptions for one in rows)}"
+        columns.append(f"{sum(lost.seconds(way)):7.2f} ({counts}; {each}; {sum(lost.longer_s[way]):.0f})")
     ranged = f"{lost.ratio:.3f} ({min(lost.ratios):.2f} to {max(lost.ratios):.2f})"
     print(f"{name:32} {' '.join(columns)}  ratio {ranged}", flush=True)
     return lost

@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 
 from executor_svc.kernels.copying import BlockRows, block_copier
-from executor_svc.ports import Clock, CopyRates, LoadCopied, StoreCopied
+from executor_svc.ports import Clock, CopyRates, LoadCopied, Moved, StoreCopied
 from jitney.block_ops import Block, Segment, block_id
 from jitney.ticket_ops import Slot, slot_generation, slot_id
 
@@ -91,13 +91,22 @@ class _Job:
 
 @dataclass(slots=True)
 class Meter:
-    """A measured rate."""
+    """A measured rate, and all that it was measured of."""
 
     bytes_per_s: float = 0.0
+    bytes: int = 0
+    seconds: float = 0.0
 
     def add(self, size: int, seconds: float) -> None:
+        self.bytes += size
+        self.seconds += seconds
         rate = size / max(seconds, 1e-9)
         self.bytes_per_s = _KEEP * self.bytes_per_s + (1 - _KEEP) * rate if self.bytes_per_s else rate
+
+
+def moved(out: Meter, into: Meter) -> Moved:
+    """By the meters of both ways."""
+    return Moved(out.bytes, int(out.seconds * 1e6), into.bytes, int(into.seconds * 1e6))
 
 
 class MemoryCopies:
@@ -159,6 +168,10 @@ class MemoryCopies:
             loads, urgent = (sum(job.left for job in self._open() if job.rank == rank) for rank in (LOAD, URGENT))
         queue_us = int(loads * self._block_bytes / inward * 1e6)
         return CopyRates(int(out), int(inward), queue_us, queue_us + int(urgent * self._block_bytes / out * 1e6))
+
+    def moved(self) -> Moved:
+        """See CopyPort."""
+        return moved(self._out, self._in)
 
     def close(self) -> None:
         """Ends the thread; jobs that have not begun are dropped."""

@@ -23,10 +23,10 @@ from dataclasses import dataclass, field
 import torch
 
 from executor_svc.attention import Event
-from executor_svc.copies import DEMOTION, LOAD, URGENT, Meter, SlotFiles
+from executor_svc.copies import DEMOTION, LOAD, URGENT, Meter, SlotFiles, moved
 from executor_svc.copies_streams import CopyStreams, Pair
 from executor_svc.kernels.copying import block_copier
-from executor_svc.ports import Clock, CopyRates, LoadCopied, StoreCopied
+from executor_svc.ports import Clock, CopyRates, LoadCopied, Moved, StoreCopied
 from jitney.block_ops import Block, Segment, block_id
 from jitney.ticket_ops import Slot, slot_id
 
@@ -141,6 +141,10 @@ class DeviceCopies:
         return CopyRates(
             int(out), int(into), int(inward.left(LOAD) * size / into), int(outward.left(URGENT) * size / out)
         )
+
+    def moved(self) -> Moved:
+        """See CopyPort."""
+        return moved(self._lanes[False].meter, self._lanes[True].meter)
 
     def close(self) -> None:
         """Ends the threads when what is on the streams has arrived; jobs that have not begun are dropped."""

@@ -30,6 +30,7 @@ from executor_svc.counters import Counters, StepRecord
 from executor_svc.course import Boarding, Course
 from executor_svc.endings import Endings
 from executor_svc.intake import Intake
+from executor_svc.lately import RatesLately
 from executor_svc.live_request import LiveRequest, State
 from executor_svc.planning import build_plan, fit
 from executor_svc.ports import CachePort, Clock, CopyPort, Fenced, Hasher, ModelPort, RatesPort, Reopened, SchedulerPort
@@ -80,8 +81,8 @@ class Loop:
         hasher: Hasher,
         copies: CopyPort,
     ) -> None:
-        self.clock, self.rates, self.scheduler, self.cache, self.model = clock, rates, scheduler, cache, model
-        self.copies = copies
+        self.clock, self.scheduler, self.cache, self.model = clock, scheduler, cache, model
+        self.copies, self.rates = copies, RatesLately(rates)
         self.settings, self.loop_settings, self.policy = settings, loop_settings, policy
         self.counters = Counters()
         self.registry = Registry()
@@ -100,7 +101,7 @@ class Loop:
             self.apply,
             self.course,
             self.candidates,
-            rates,
+            self.rates,
             copies,
             self.counters,
         )

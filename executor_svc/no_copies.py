@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from executor_svc.ports import CopyRates, LoadCopied, StoreCopied
+from executor_svc.ports import CopyRates, LoadCopied, Moved, StoreCopied
 from jitney.block_ops import Block, Segment
 from jitney.ticket_ops import Slot
 
@@ -36,3 +36,7 @@ class NoCopies:
     def rates(self) -> CopyRates:
         """Unknown."""
         return CopyRates()
+
+    def moved(self) -> Moved:
+        """Nothing."""
+        return Moved()

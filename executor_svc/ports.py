@@ -142,6 +142,9 @@ class CopyPort(Protocol):
     def rates(self) -> CopyRates:
         """What copies cost."""
 
+    def moved(self) -> Moved:
+        """All that was copied, and how long that took."""
+
 
 @dataclass(frozen=True, slots=True)
 class CopyRates:
@@ -152,6 +155,16 @@ class CopyRates:
     to_device_bytes_per_s: int = 0
     queue_us: int = 0
     out_queue_us: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """Bytes that were copied out of the device and into it so far, and the microseconds that copying them took."""
+
+    out_bytes: int = 0
+    out_us: int = 0
+    in_bytes: int = 0
+    in_us: int = 0
 
 
 class Hasher(Protocol):

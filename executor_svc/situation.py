@@ -12,6 +12,7 @@ from executor_svc.candidates import Candidates
 from executor_svc.counters import Counters
 from executor_svc.course import Course
 from executor_svc.histograms import Histograms
+from executor_svc.lately import CopiesLately
 from executor_svc.live_request import LiveRequest, State
 from executor_svc.ports import CopyPort, RatesPort
 from executor_svc.registry import Registry, slots_of
@@ -95,7 +96,7 @@ class Situation:
         self.padding: list[LiveRequest] = []  # ended rows that are computed on as padding
         self._candidates = candidates
         self._rates = rates
-        self._copies = copies
+        self._copies = CopiesLately(copies)
         self._counters = counters
         self.histograms = Histograms()
         self.tenants = Tenants()
@@ -157,7 +158,7 @@ class Situation:
         promised = self._apply.promised_blocks
         free = max(0, counts.free - promised) + self._course.reserved_blocks()
         evictable = max(0, counts.evictable - max(0, promised - counts.free))
-        rates, cpu, ssd = self._lower_tiers()
+        rates, cpu, ssd = self._lower_tiers(now_us)
         return Snapshot(
             executor=self._identity.name,
             incarnation=self._identity.incarnation,
@@ -187,12 +188,12 @@ class Situation:
             memory=self._policy.memory,
         )
 
-    def _lower_tiers(self) -> tuple[Rates, TierRoom, TierRoom]:
+    def _lower_tiers(self, now_us: int) -> tuple[Rates, TierRoom, TierRoom]:
         """The rates with those of the copies, and the room of CPU tier and SSD."""
         rates, lower = self._rates.current(), self._apply.lower
         if lower == _NO_TIERS:
             return rates, TierRoom(), TierRoom()
-        copies = self._copies.rates()
+        copies = self._copies.rates(now_us)
         write, read = lower.ssd_write_bytes_per_s, lower.ssd_read_bytes_per_s
         rates = replace(
             rates,

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from executor_svc.ports import CopyRates, LoadCopied, StoreCopied
+from executor_svc.ports import CopyRates, LoadCopied, Moved, StoreCopied
 from jitney.block_ops import Block, Segment, block_id
 from jitney.columns import U64
 from jitney.ticket_ops import Slot
@@ -84,6 +84,10 @@ class VirtualCopies:
             for jobs, rate in ((self._loads, into), (self._urgent, out))
         )
         return self.believed(CopyRates(int(out), int(into), *waits))
+
+    def moved(self) -> Moved:
+        """See CopyPort."""
+        return Moved(self.out.moved_bytes, self.out.busy_us, self.into.moved_bytes, self.into.busy_us)
 
     def _next_store(self) -> None:
         queue = self._urgent or self._stores

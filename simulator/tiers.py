@@ -26,6 +26,8 @@ class Link:
     bytes_per_s: int
     delay_us: Callable[[], int] = no_delay
     measured: float = 0.0
+    moved_bytes: int = 0
+    busy_us: int = 0
 
     def took_us(self, size: int) -> int:
         """Of a block that begins now."""
@@ -33,6 +35,8 @@ class Link:
 
     def learn(self, size: int, took_us: int) -> None:
         """A block of `size` bytes was under way so long."""
+        self.moved_bytes += size
+        self.busy_us += took_us
         rate = size * 1e6 / took_us
         self.measured = _KEEP * self.measured + (1 - _KEEP) * rate if self.measured else rate
 
