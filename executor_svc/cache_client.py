@@ -313,11 +313,8 @@ class CacheClient:
 
     def _signed(self, message: pb.TicketCall) -> pb.TicketCall:
         assert self._opened is not None
-        message.executor, message.epoch, message.boot_id = (
-            self._pool.executor,
-            self._opened.epoch,
-            self._opened.boot_id,
-        )
+        message.executor = self._pool.executor
+        message.epoch, message.boot_id = self._opened.epoch, self._opened.boot_id
         return message
 
     async def _read(self, call: Any) -> None:
@@ -356,8 +353,7 @@ class CacheClient:
             await self._asked.wait()
             await self._up.wait()
             self._asked.clear()
-            chains = self._chains
-            if chains is None:
+            if (chains := self._chains) is None:
                 continue
             try:
                 answer = await self._call(self._stub.Lookup, encode_chains(self._pool.executor, chains))
@@ -376,12 +372,17 @@ class CacheClient:
             return await method(request, timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error) from error
+        except asyncio.CancelledError:
+            if (task := asyncio.current_task()) is None or task.cancelling():
+                raise
+            raise Away("the channel was given up meanwhile", field="cache") from None
 
     async def _renew_channel(self) -> None:
-        """A channel that has failed would wait before it tries again."""
-        await self._channel.close()
+        """A channel that has failed would wait before it tries again. Calls on it end with Away."""
+        old = self._channel
         self._channel = channel(self._target, tls_ca=self._tls_ca)
         self._stub = cache_pb2_grpc.CacheStub(self._channel)
+        await old.close()
 
     def _set_connected(self, connected: bool) -> None:
         if connected != self._connected:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+import grpc.aio
 import pytest
 
 from executor_svc.cache_client import MAX_UNANSWERED, CacheClient
@@ -293,6 +294,52 @@ def test_many_blocks_are_declared_in_parts(tmp_path: Path, talker: Talker) -> No
         assert isinstance(event, Reopened)
         assert (event.counts.granted, event.counts.free) == (4999, 1)
         talker.run(client.close())
+
+
+class Slow(cache_pb2_grpc.CacheServicer):
+    """A cache that does not answer the first look-up, and ends the first stream of batches when it is told to."""
+
+    def __init__(self) -> None:
+        self.looked_up = 0
+        self.over = asyncio.Event()
+
+    async def Open(self, request: pb.OpenRequest, context: Any) -> pb.OpenResponse:
+        return pb.OpenResponse(epoch=1, boot_id=bytes(16))
+
+    async def GetStatus(self, request: pb.GetStatusRequest, context: Any) -> pb.GetStatusResponse:
+        return pb.GetStatusResponse(boot_id=bytes(16))
+
+    async def Apply(self, requests: Any, context: Any) -> Any:
+        await self.over.wait()
+        self.over.clear()
+        for answer in ():
+            yield answer
+
+    async def Lookup(self, request: pb.LookupRequest, context: Any) -> pb.LookupResponse:
+        self.looked_up += 1
+        if self.looked_up == 1:
+            await asyncio.Event().wait()
+        return pb.LookupResponse(hits=[pb.ChainHits(device_blocks=2)])
+
+
+def test_a_look_up_that_is_on_its_way_when_the_stream_breaks_is_asked_again(talker: Talker) -> None:
+    async def serve() -> tuple[grpc.aio.Server, Slow, int]:
+        server, slow = grpc.aio.server(), Slow()
+        cache_pb2_grpc.add_CacheServicer_to_server(slow, server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        return server, slow, port
+
+    server, slow, port = talker.run(serve())
+    try:
+        with executor(f"127.0.0.1:{port}", talker) as one:
+            one.client.lookup([Chain(A, prompt(1, 2).keys)])
+            wait_until(lambda: slow.looked_up == 1)
+            talker.call(slow.over.set)
+            wait_until(lambda: one.client.poll_hits() is not None)
+    finally:
+        talker.run(server.stop(0))
+    assert slow.looked_up == 2
 
 
 def test_an_absent_cache_is_an_error_in_time(talker: Talker) -> None:
