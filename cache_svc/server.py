@@ -165,6 +165,9 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
         try:
             async for message in requests:
                 session = self._session(message)
+                if name not in ("", message.executor):
+                    what = f"the stream is that of {name!r}"
+                    raise InvalidRequest(what, field="executor", limit=name, value=message.executor)
                 name = message.executor
                 self._streams.setdefault(name, {})[stream] = session.epoch
                 yield self._applied(message, session)

@@ -116,6 +116,18 @@ def test_a_higher_incarnation_fences(cache: ServiceProcess, client: Client) -> N
     newer.close()
 
 
+def test_a_stream_is_that_of_one_executor(cache: ServiceProcess, client: Client) -> None:
+    client.open()
+    other = Client(cache.target, "other", 1)
+    other.open()
+    client.apply(grant=1)
+    with pytest.raises(InvalidRequest) as refused:
+        client.send(other.message(1, grant=1))
+    assert refused.value.field == "executor"
+    assert other.apply(grant=1).counts.granted == 1
+    other.close()
+
+
 def test_redeclare_over_the_wire(client: Client) -> None:
     client.open(redeclares=True)
     with pytest.raises(Conflict) as early:
