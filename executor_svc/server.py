@@ -168,7 +168,8 @@ class ExecutorService(executor_pb2_grpc.ExecutorServicer):
     async def GetStatus(self, request: pb.GetStatusRequest, context: Any) -> pb.GetStatusResponse:
         """What runs, what waits and why."""
         steps = min(request.history_steps, MAX_HISTORY_STEPS)
-        return wire.status(await asyncio.to_thread(self._parts.engine.status, steps), self._refused)
+        parts = self._parts
+        return wire.status(await asyncio.to_thread(parts.engine.status, steps), self._refused, parts.info.backend)
 
     async def SetPolicy(self, request: pb.SetPolicyRequest, context: Any) -> pb.SetPolicyResponse:
         """Changes the policy, once a scheduler has shown that it can decide by it."""

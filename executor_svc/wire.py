@@ -100,12 +100,14 @@ def model_info(info: ModelInfo, tokenizer: Tokenizer, limits: Limits) -> pb.GetM
     )
 
 
-def status(value: EngineStatus, refused_at_door: int) -> pb.GetStatusResponse:
-    """What runs and what was done. `refused_at_door` counts on top of what the scheduler refused."""
+def status(value: EngineStatus, refused_at_door: int, backend: str) -> pb.GetStatusResponse:
+    """What runs, on which attention backend, and what was done. `refused_at_door` counts on top of what the scheduler
+    refused."""
     blocks, outcomes = value.blocks, value.outcomes
     return pb.GetStatusResponse(
         executor=value.executor,
         incarnation=value.incarnation,
+        backend=backend,
         step=value.step,
         num_running=value.num_running,
         num_waiting=value.num_waiting,

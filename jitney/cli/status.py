@@ -54,6 +54,7 @@ def rows(found: Status) -> list[tuple[str, str]]:
         ("ready", found.not_ready or "yes"),
         ("scheduler", f"{_link(found.scheduler_connected)} {found.scheduler_build}".strip()),
         ("cache", _link(found.cache_connected) + _times(found.cache_reopenings, ", opened again {} times")),
+        ("attention", found.backend),
         ("policy", f"{found.policy.name} {parameters}".strip()),
         (
             "requests",

@@ -268,6 +268,7 @@ class Status:
     cache_reopenings: int
     decide_us_p50: int
     decide_us_p99: int
+    backend: str  # of attention
 
 
 @dataclass(frozen=True, slots=True)

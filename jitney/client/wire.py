@@ -259,6 +259,7 @@ def status(answer: pb.GetStatusResponse) -> Status:
         cache_reopenings=answer.cache_reopenings,
         decide_us_p50=answer.decide_us_p50,
         decide_us_p99=answer.decide_us_p99,
+        backend=answer.backend,
     )
 
 

@@ -631,6 +631,7 @@ def test_status_and_explain(services: Supervisor) -> None:
             await asyncio.sleep(0.01)
         assert now.num_running == ROWS
         assert now.scheduler_connected and now.cache_connected and not now.not_ready
+        assert now.backend == (await stub.GetModelInfo(pb.GetModelInfoRequest())).backend != ""
         assert len(now.history) == 5 and now.history[-1].rows == ROWS
         assert [s.step for s in now.history] == sorted(s.step for s in now.history)
         assert sum(r.count for r in now.waiting_reasons) == 2

@@ -168,10 +168,11 @@ def test_chat_goes_on_after_a_turn_that_failed(executor: ScriptedExecutor, targe
 def test_status_is_a_table_or_json(executor: ScriptedExecutor, target: str) -> None:
     done = jitney("status", "-t", target)
     assert done.exit_code == 0
-    for part in ("executor scripted", "3 running, 2 waiting (2 blocks)", "fcfs chunk_cap=64", "7 decisions"):
+    for part in ("executor scripted", "3 running, 2 waiting (2 blocks)", "fcfs chunk_cap=64", "7 decisions", "native"):
         assert part in done.stdout
     found = json.loads(jitney("status", "--json", "-t", target).stdout)
     assert (found["num_running"], found["finished"]["stop"], found["waiting_reasons"]) == (3, 5, {"blocks": 2})
+    assert found["backend"] == "native"
     executor.not_ready = "the model loads"
     assert jitney("status", "-t", target).exit_code == 3
 

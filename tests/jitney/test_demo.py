@@ -26,6 +26,7 @@ def status(step: int, history: tuple[StepRecord, ...] = ()) -> Status:
         scheduler_connected=True, cache_connected=True, decisions=0, coasted_steps=step, preemptions=0, finished={},
         refused=0, prompt_tokens=0, cached_tokens=0, generated_tokens=0, waiting_reasons={}, history=history,
         policy=Policy("fcfs"), not_ready="", scheduler_build="", cache_reopenings=0, decide_us_p50=0, decide_us_p99=0,
+        backend="native",
     )  # fmt: skip
 
 

@@ -142,6 +142,7 @@ class ScriptedExecutor(executor_pb2_grpc.ExecutorServicer):
     async def GetStatus(self, request: pb.GetStatusRequest, context: Any) -> pb.GetStatusResponse:
         return pb.GetStatusResponse(
             executor="scripted",
+            backend="native",
             num_running=3,
             num_waiting=2,
             decisions=7,
