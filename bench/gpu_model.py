@@ -9,11 +9,11 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import os
-import tempfile
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -29,7 +29,7 @@ from executor_svc.copies_device import DeviceCopies
 from executor_svc.copies_streams import CopyStreams, CudaStreams, EmulatedStreams
 from executor_svc.model.device_model import DeviceModel, build_device_model
 from executor_svc.model.weights import Weights, required_shapes
-from executor_svc.step_plan import drawn_by
+from executor_svc.step_plan import StepPlan, drawn_by
 from jitney.block_ops import Segment, handle
 from jitney.ticket_ops import Slot
 
@@ -111,12 +111,33 @@ def decode(bench: Bench, stage: Stage, results: Figures) -> Made:
     return made
 
 
-def _waits(made: Made) -> str | None:
-    """What in the queueing of a step waits for the device; empty: nothing does. None: this is no GPU."""
+def _waits(made: Made) -> dict[str, str | None]:
+    """What in the queueing of each kind of step waits for the device; empty: nothing does. None: this is no GPU."""
+    greedy = decode_step(made.tables[:2], [made.bench.sizes.context] * 2, np.zeros(2, np.int32))
+    drawn = replace(greedy.sampling, temperature=np.ones(2, np.float32))
+    filtered = replace(drawn, top_k=np.full(2, 8, np.int32), logprobs=np.full(2, 2, np.int32))
+    ends = made.bench.sizes.context - BLOCK_TOKENS + np.arange(BLOCK_TOKENS, dtype=np.int32)  # of the prefilled row
+    slots = made.tables[1, ends // BLOCK_TOKENS].astype(np.int64) * BLOCK_TOKENS + ends % BLOCK_TOKENS
+    mixed = replace(
+        greedy,
+        token_ids=np.zeros(1 + BLOCK_TOKENS, np.int32),
+        positions=np.append(greedy.positions[:1], ends),
+        write_slots=np.append(greedy.write_slots[:1], slots),
+        query_start=np.array([0, 1, 1 + BLOCK_TOKENS], np.int32),
+    )
+    steps = {
+        "greedy": greedy,
+        "drawn": replace(greedy, sampling=drawn),
+        "filtered": replace(greedy, sampling=filtered),
+        "with_a_prefill": mixed,
+    }
+    return {name: _waits_in(made, plan) for name, plan in steps.items()}
+
+
+def _waits_in(made: Made, plan: StepPlan) -> str | None:
+    made.model.run(plan)
     if not made.bench.real:
         return None
-    plan = decode_step(made.tables[:2], [made.bench.sizes.context] * 2, np.zeros(2, np.int32))
-    made.model.run(plan)
     torch.cuda.set_sync_debug_mode("error")
     try:
         submitted = made.model.submit(plan)
@@ -186,9 +207,9 @@ def swap(bench: Bench, stage: Stage, results: Figures, made: Made | None) -> Non
     ceilings = results.get("ceilings", {})
     backend = made.model.backend
     size = backend.shape.block_bytes
-    with tempfile.TemporaryDirectory(dir=_memory_folder(bench.sizes.swap_bytes)) as folder:
+    with _memory() as path:
         count = made.swap_blocks
-        swapping = _Swapping(made, Path(folder))
+        swapping = _Swapping(made, path)
         try:
             swapping.round_trip()  # memory is registered, and touched
             for name, inward, ceiling in (("out", False, "to_host_bytes_per_s"), ("in", True, "to_device_bytes_per_s")):
@@ -212,30 +233,30 @@ def swap(bench: Bench, stage: Stage, results: Figures, made: Made | None) -> Non
             swapping.copies.close()
 
 
-def _memory_folder(needed: int) -> str | None:
-    """Shared memory where there is room, as the CPU tier's; or the usual folder for temporary files."""
+@contextmanager
+def _memory() -> Iterator[str]:
+    """Path of a file in shared memory, as the CPU tier's are: CUDA registers no memory of a file on a disk."""
+    fd = os.memfd_create("slots")
     try:
-        room = os.statvfs("/dev/shm")
-    except OSError:
-        return None
-    return "/dev/shm" if room.f_bavail * room.f_frsize > 2 * needed else None
+        yield f"/proc/self/fd/{fd}"
+    finally:
+        os.close(fd)
 
 
 class _Swapping:
     """The blocks that no step uses, and as many slots."""
 
-    def __init__(self, made: Made, folder: Path) -> None:
+    def __init__(self, made: Made, path: str) -> None:
         backend, count = made.model.backend, made.swap_blocks
-        path, size = folder / "slots", backend.shape.block_bytes
-        with path.open("wb") as file:
-            file.truncate(count * (size + 4))
+        size = backend.shape.block_bytes
+        os.truncate(path, count * (size + 4))
         streams: CopyStreams
         if backend.in_use is None:
             streams = CudaStreams(backend.device)
         else:
             streams = EmulatedStreams(backend.pool, backend.in_use)
         self.copies = DeviceCopies(backend.pool, MonotonicClock(), streams)
-        self.copies.attach([Segment(str(path), count * (size + 4), count, size)])
+        self.copies.attach([Segment(path, count * (size + 4), count, size)])
         self._size, self._count = size, count
         self._first = made.step_blocks
         self._job = 0

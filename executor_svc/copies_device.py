@@ -16,7 +16,7 @@ import heapq
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -34,8 +34,8 @@ PIECE_BYTES = 8 << 20
 """Started at a time, but a block at least."""
 PIECES_IN_FLIGHT = 3
 """On one stream: enough that it never runs dry, few enough that what is urgent need not wait long."""
-HASH_THREADS = 4
-"""One hashes some 10 GB/s; a stream brings 50."""
+HASH_THREADS = 8
+"""One hashes some 10 GB/s, a piece at a time; a stream brings 50."""
 
 
 class _Files:
@@ -57,9 +57,9 @@ class _Job:
     slots: Sequence[Slot]
     started: int = 0  # blocks whose copy was started
     ended: int = 0  # blocks whose copy has ended and was right
-    flying: int = 0  # pieces on the stream
+    flying: int = 0  # pieces on the stream, or being hashed
     bad: bool = False
-    checksums: list[int] = field(default_factory=list)
+    checksums: dict[int, list[int]] = field(default_factory=dict)  # by the first block of a piece
 
     def __lt__(self, other: _Job) -> bool:
         return (self.rank, self.number) < (other.rank, other.number)
@@ -177,25 +177,26 @@ class DeviceCopies:
         array, row = job.files.slots.rows.array_of(here)
         return row > 0 and array.shape[1] == self.block_bytes
 
-    def arrived(self, piece: _Piece, inward: bool) -> None:
-        """What a piece's end means for its job."""
-        job, files = piece.job, piece.job.files.slots
-        slots = job.slots[piece.first : piece.first + piece.count]
-        if job.bad:
-            return
-        if inward:
-            for slot in slots:
-                if not files.current(slot):
-                    job.bad = True
-                    return
-                job.ended += 1
-            return
-        parts = [slots[part::HASH_THREADS] for part in range(min(HASH_THREADS, len(slots)))]
-        found = list(
-            self._hashing.map(lambda part: self._hasher.checksums(files.rows, list(map(slot_id, part))), parts)
-        )
-        job.checksums += [found[index % HASH_THREADS][index // HASH_THREADS] for index in range(len(slots))]
-        job.ended += len(slots)
+    def loaded(self, piece: _Piece) -> None:
+        """A piece is on the device. What comes behind a slot that was given away meanwhile is not counted."""
+        job = piece.job
+        for slot in job.slots[piece.first : piece.first + piece.count]:
+            job.bad = job.bad or not job.files.slots.current(slot)
+            job.ended += not job.bad
+
+    def hash(self, piece: _Piece, then: Callable[[_Piece], None]) -> None:
+        """A piece is in its slots: hashes it on another thread, while the next ones arrive."""
+
+        def work() -> None:
+            try:
+                job = piece.job
+                slots = list(map(slot_id, job.slots[piece.first : piece.first + piece.count]))
+                job.checksums[piece.first] = self._hasher.checksums(job.files.slots.rows, slots)
+                then(piece)
+            except BaseException as failure:  # whatever it is, the loop must hear of it
+                self.fail(failure)
+
+        self._hashing.submit(work)
 
     def fail(self, failure: BaseException) -> None:
         """No more copies are made."""
@@ -207,7 +208,9 @@ class DeviceCopies:
         if job.rank == LOAD:
             self._done.append(LoadCopied(job.number, len(job.blocks), job.ended))
         else:
-            self._done.append(StoreCopied(job.number, job.checksums))
+            self._done.append(
+                StoreCopied(job.number, [each for _, part in sorted(job.checksums.items()) for each in part])
+            )
         self._clock.ring()
 
 
@@ -299,13 +302,24 @@ class _Lane:
             now = time.perf_counter()
         self.meter.add(size, now - self._arrived_at)
         self._arrived_at = now
-        self._copies.arrived(piece, self._inward)
-        job = piece.job
         with self._more:
             self._flying.popleft()
+        if self._inward:
+            self._copies.loaded(piece)
+            self._settle(piece)
+        else:
+            self._copies.hash(piece, self._settle)
+
+    def _settle(self, piece: _Piece) -> None:
+        """Nothing more is to be done for a piece."""
+        job = piece.job
+        with self._more:
+            if not self._inward:
+                job.ended += piece.count
             job.flying -= 1
             if job.bad and job in self._waiting:
                 self._waiting.remove(job)
                 heapq.heapify(self._waiting)
-        if not job.flying and not job.to_start:
+            over = not job.flying and not job.to_start
+        if over:
             self._copies.tell(job)

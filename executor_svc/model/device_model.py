@@ -89,7 +89,7 @@ class DeviceModel:
             host[: plan.rows].copy_(result[: plan.rows], non_blocking=True)
         end = None
         if self._cuda:
-            end = torch.cuda.Event()
+            end = torch.cuda.Event(blocking=True)  # whoever waits for it leaves the processor to others
             end.record()
         return Submitted(plan, tuple(host for host, _ in pairs), end)
 

@@ -1,13 +1,15 @@
 """The GPU backends through the three services, with this machine's CPU as their device and the kernels emulated.
 
-Answers of several requests at once, that swap each other out of a small pool, against those that the CPU backend
-gives one at a time. A block that is used while it is being copied ends the executor, and with it the test.
+Answers of several requests at once, that swap each other out of a small pool, stop where they may and are given up,
+against those that the CPU backend gives one at a time. A block that is used while it is being copied ends the executor,
+and with it the test.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -15,7 +17,7 @@ import pytest
 
 from jitney.cache.v1 import cache_pb2 as pb
 from jitney.cache.v1 import cache_pb2_grpc
-from jitney.client import AsyncClient, Client, Completion, Options
+from jitney.client import AsyncClient, Choice, Client, Completion, FinishReason, Options, Status
 from tests.support.tiers import prompt, tiers
 from tests.support.tiny_llama import make_tiny_llama
 
@@ -33,9 +35,10 @@ def at_once(target: str, prompts: Sequence[Sequence[int]]) -> list[Completion]:
     return asyncio.run(ask_all())
 
 
-def assert_close(got: Completion, expected: Completion) -> int:
-    """Token by token, up to one where both tokens were as likely; how many were compared."""
-    for at, (token, other) in enumerate(zip(got.token_ids, expected.token_ids, strict=True)):
+def assert_close(got: Completion | Choice, expected: Completion, *, whole: bool = True) -> int:
+    """Token by token, up to one where both tokens were as likely; how many were compared. Not `whole`: as far as it
+    goes."""
+    for at, (token, other) in enumerate(zip(got.token_ids, expected.token_ids, strict=whole)):
         mine, theirs = got.logprobs[at], expected.logprobs[at]
         if token != other:
             assert theirs.top_logprobs[0] - theirs.top_logprobs[1] < 2 * TOLERANCE, at
@@ -49,6 +52,50 @@ def loaded_blocks(cache_target: str) -> int:
     with grpc.insecure_channel(cache_target) as channel:
         status = cache_pb2_grpc.CacheStub(channel).GetStatus(pb.GetStatusRequest())
     return sum(tier.hit_blocks for tier in status.tiers)
+
+
+def idle_clean(now: Status) -> bool:
+    """Nothing runs or waits, and no block is held."""
+    blocks = now.blocks
+    return not now.num_running + now.num_waiting and blocks.free + blocks.evictable + blocks.granted == BLOCKS
+
+
+async def ends_of_all_kinds(target: str, prompts: Sequence[Sequence[int]], expected: Sequence[Completion]) -> int:
+    """Answers that stop at a token, at a length, or are given up, and two of one prompt, all at once: each is what the
+    CPU says, as far as it goes. How many tokens were compared."""
+    async with AsyncClient(target) as client:
+
+        async def stops(row: int) -> int:
+            said = expected[row].token_ids
+            stop = next(token for at, token in enumerate(said) if at > 8 and token not in said[:at])
+            got = await client.generate_once(prompts[row], replace(ANSWER, stop_token_ids=(stop,)))
+            compared = assert_close(got, expected[row], whole=False)
+            if got.token_ids == said[: len(got.token_ids)]:
+                assert got.token_ids[-1] == stop
+                assert (got.finished.reason, got.finished.stop_token_id) == (FinishReason.STOP, stop)
+            return compared
+
+        async def ends(row: int) -> int:
+            got = await client.generate_once(prompts[row], replace(ANSWER, max_tokens=17))
+            assert (len(got.token_ids), got.finished.reason) == (17, FinishReason.LENGTH)
+            return assert_close(got, expected[row], whole=False)
+
+        async def is_given_up(row: int) -> int:
+            async with client.generate(prompts[row], ANSWER) as answer:
+                async for _ in answer:
+                    if len(answer.token_ids) > 5:
+                        break
+            return 0
+
+        async def is_said_twice(row: int) -> int:
+            both = await client.generate_once(prompts[row], replace(ANSWER, n=2))
+            return sum(assert_close(choice, expected[row]) for choice in both.choices)
+
+        compared = await asyncio.gather(stops(0), ends(1), is_given_up(2), is_said_twice(3), stops(4), ends(5))
+        async with asyncio.timeout(30):
+            while not idle_clean(await client.status()):
+                await asyncio.sleep(0.01)
+    return sum(compared)
 
 
 @pytest.mark.parametrize("backend", ["cupy_cuda", pytest.param("torch_cuda", marks=pytest.mark.slow)])
@@ -69,6 +116,7 @@ def test_answers_are_those_of_the_cpu_backend(tmp_path: Path, backend: str) -> N
         with Client(house.executor_target) as client:
             again = [client.generate_once(ids, ANSWER) for ids in prompts]
             info = client.model_info()
+        assert asyncio.run(ends_of_all_kinds(house.executor_target, prompts, expected)) > ANSWER.max_tokens  # type: ignore[operator]
     assert info.backend == backend
     assert not info.bit_invariant
     for answers in (done, again):

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+import torch
+
 from executor_svc.kernels.cuda import sources
 from executor_svc.kernels.cuda.launch import Grid, Module, Packed
 from executor_svc.kernels.cuda.variants import Variant
@@ -11,6 +14,7 @@ from executor_svc.kernels.cuda.variants import Variant
 OPTIONS = ("-std=c++17", "--use_fast_math", "-lineinfo")
 LEAST_CAPABILITY = 80
 """sm_80: mma.sync of bf16."""
+_PROBE = 'extern "C" __global__ void probe(int *to, int value) { *to = value; }'
 
 
 class NoGpu(Exception):
@@ -44,6 +48,12 @@ class CupyLauncher:
         self.capability = int(self._cupy.cuda.Device().compute_capability)
         if self.capability < LEAST_CAPABILITY:
             raise NoGpu(f"the GPU is of capability {self.capability}, the kernels need {LEAST_CAPABILITY} or more")
+        try:
+            right = _probe(self._cupy)
+        except Exception as error:  # a library that is not found, another driver's code, a folder that is read-only
+            raise NoGpu(f"CuPy cannot compile and run a kernel here: {str(error).partition(chr(10))[0]}") from error
+        if not right:
+            raise NoGpu("a kernel that CuPy launches does not write to torch's memory")
         self._modules: dict[Variant, Module] = {}
 
     def describe(self) -> str:
@@ -56,6 +66,15 @@ class CupyLauncher:
         if variant not in self._modules:
             self._modules[variant] = CupyModule(self._cupy, variant)
         return self._modules[variant]
+
+
+def _probe(cupy: Any) -> bool:
+    """Compiles a kernel and lets it write to torch's memory, on torch's stream."""
+    kernel = cupy.RawModule(code=_PROBE, options=OPTIONS, backend="nvrtc").get_function("probe")
+    target = torch.zeros(1, dtype=torch.int32, device="cuda")
+    with cupy.cuda.ExternalStream(torch.cuda.current_stream().cuda_stream):
+        kernel((1, 1, 1), (1,), (np.uint64(target.data_ptr()), np.int32(42)))
+    return int(target) == 42
 
 
 class CupyModule:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -132,6 +133,21 @@ def test_arguments_are_those_of_the_source() -> None:
         Kernel(EmulatedLauncher().module(VARIANTS[0]), "move_blocks", sources.arguments("move_blocks"))(
             (1, 1, 1), 32, (0,), 0
         )
+
+
+@pytest.mark.parametrize("fault", [RuntimeError("libnvrtc.so.13 is not found\nhere"), PermissionError("read-only")])
+def test_a_cupy_that_cannot_compile_is_one_sentence_too(monkeypatch: pytest.MonkeyPatch, fault: Exception) -> None:
+    """Tried when the launcher is made, not at the first step."""
+
+    def refuse(**_: object) -> None:
+        raise fault
+
+    cuda = SimpleNamespace(Device=lambda: SimpleNamespace(compute_capability="90"))
+    monkeypatch.setattr(cupy_launcher, "import_cupy", lambda: SimpleNamespace(cuda=cuda, RawModule=refuse))
+    with pytest.raises(
+        NoGpu, match=r"^CuPy cannot compile and run a kernel here: (libnvrtc.* is not found|read-only)$"
+    ):
+        cupy_launcher.CupyLauncher()
 
 
 def test_without_a_gpu_one_sentence_says_so() -> None:
