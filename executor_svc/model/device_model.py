@@ -22,7 +22,7 @@ from executor_svc.model.info import info_of
 from executor_svc.model.loader import no_progress
 from executor_svc.model.weights import EMBEDDING, Weights
 from executor_svc.model_info import ModelInfo
-from executor_svc.sampling_device import Drawn, result_of
+from executor_svc.sampling_device import Drawn, Way, result_of
 from executor_svc.step_plan import STEPS_IN_FLIGHT, StepPlan, StepResult
 from jitney.errors import InvalidRequest
 
@@ -59,11 +59,13 @@ class DeviceModel:
 
     @torch.inference_mode()
     def warm_up(self, progress: Progress = no_progress) -> None:
-        """Records the steps of every batch size over short contexts; others are recorded when they come first."""
+        """Records the steps of every batch size over short contexts; others are recorded when they come first. Of the
+        largest batch also the way of sampling that takes most memory: the others find it there."""
         buckets = buckets_up_to(self.steps.max_rows)
         for done, rows in enumerate(reversed(buckets)):
             progress("recording the steps", done / len(buckets))
-            self.steps.decode_steps(rows, LEAST_WIDTH).make_ready()
+            ways = [(Way.GREEDY, False)] + [(Way.FILTERED, True)] * (done == 0)
+            self.steps.decode_steps(rows, LEAST_WIDTH).make_ready(ways)
 
     def run(self, plan: StepPlan) -> StepResult:
         """Computes the step and draws its tokens. `compute_us` is left to whoever holds a clock."""
@@ -122,7 +124,11 @@ def build_device_model(
         f"machine=torch-{torch.__version__} cuda-{torch.version.cuda} {device_name(backend.device)}",
     )
     model = DeviceModel(llama, info_of(weights, backend, arithmetic, computes), max_rows, backend.blocks_of(max_tokens))
-    model.warm_up(progress)
+    try:
+        model.warm_up(progress)
+    except torch.OutOfMemoryError as error:
+        what = f"--pool-blocks {shape.blocks} leave no room for steps of {max_rows} rows: {str(error).splitlines()[0]}"
+        raise InvalidRequest(what, field="pool_blocks", limit="fewer", value=shape.blocks) from error
     progress("ready", 1.0)
     return model
 

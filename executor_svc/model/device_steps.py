@@ -10,6 +10,9 @@ before the host has seen them (`step_plan.drawn_by`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
+
 import numpy as np
 import torch
 
@@ -68,18 +71,19 @@ class DecodeSteps:
             self._columns.send()
         sampling = self._sampling.get((way, logprobs))
         if sampling is None:
-            self._sampling[way, logprobs] = self._recorder.record(lambda: self._sample(way, logprobs))
+            self._sampling[way, logprobs] = self._recorder.record(partial(self._sample, way, logprobs))
         else:
             sampling()
 
-    def make_ready(self) -> None:
-        """Records the forward pass and the greedy way, over rows of padding."""
+    def make_ready(self, ways: Sequence[tuple[Way, bool]] = ((Way.GREEDY, False),)) -> None:
+        """Records the forward pass and these ways of sampling (with log-probabilities or not), over rows of padding."""
         self._fill(None)
         self._inputs.send()
         if self._forward is None:
             self._forward = self._recorder.record(self._compute)
-        if (Way.GREEDY, False) not in self._sampling:
-            self._sampling[Way.GREEDY, False] = self._recorder.record(lambda: self._sample(Way.GREEDY, False))
+        for way, logprobs in ways:
+            if (way, logprobs) not in self._sampling:
+                self._sampling[way, logprobs] = self._recorder.record(partial(self._sample, way, logprobs))
 
     def _fill(self, plan: StepPlan | None) -> None:
         host = self._inputs.next()

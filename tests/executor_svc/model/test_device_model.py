@@ -8,8 +8,11 @@ import numpy as np
 import pytest
 import torch
 
+from executor_svc.model.device_steps import DecodeSteps
 from executor_svc.model.model import CpuModel
+from executor_svc.sampling_device import Way
 from executor_svc.step_plan import SamplingRows, drawn_by
+from jitney.errors import InvalidRequest
 from tests.support.device_models import torch_cuda_model
 from tests.support.random_models import random_hf_model
 from tests.support.step_plans import Chunk, Sequences, sampling_rows
@@ -166,3 +169,19 @@ def test_a_row_that_does_not_sample_or_write_rides_along(tmp_path: Path) -> None
     assert torch.equal(model.backend.pool, pool)
     with pytest.raises(ValueError, match="9 rows"):
         model.run(Sequences(9, 16).plan([Chunk(row, [1]) for row in range(9)]))
+
+
+def test_a_pool_that_leaves_no_room_for_steps_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At start, not when the first request of that kind comes."""
+    asked = []
+
+    def sample(self: DecodeSteps, way: Way, logprobs: bool) -> None:
+        asked.append((way, logprobs))
+        if way is Way.FILTERED:
+            raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 2 GiB")
+
+    monkeypatch.setattr(DecodeSteps, "_sample", sample)
+    with pytest.raises(InvalidRequest, match="no room for steps of 8 rows: CUDA out of memory") as refused:
+        torch_cuda_model(make_tiny_llama(tmp_path / "model"), blocks=4)
+    assert (refused.value.field, refused.value.value) == ("pool_blocks", 4)
+    assert asked == [(Way.GREEDY, False), (Way.FILTERED, True)]
