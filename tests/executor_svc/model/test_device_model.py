@@ -183,5 +183,5 @@ def test_a_pool_that_leaves_no_room_for_steps_is_refused(tmp_path: Path, monkeyp
     monkeypatch.setattr(DecodeSteps, "_sample", sample)
     with pytest.raises(InvalidRequest, match="no room for steps of 8 rows: CUDA out of memory") as refused:
         torch_cuda_model(make_tiny_llama(tmp_path / "model"), blocks=4)
-    assert (refused.value.field, refused.value.value) == ("pool_blocks", 4)
+    assert (refused.value.field, refused.value.value) == ("pool_blocks", "4")
     assert asked == [(Way.GREEDY, False), (Way.FILTERED, True)]
