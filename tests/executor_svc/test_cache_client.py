@@ -312,7 +312,8 @@ class Slow(cache_pb2_grpc.CacheServicer):
     async def Apply(self, requests: Any, context: Any) -> Any:
         await self.over.wait()
         self.over.clear()
-        for answer in ():
+        answers: Sequence[pb.BatchAnswer] = ()
+        for answer in answers:
             yield answer
 
     async def Lookup(self, request: pb.LookupRequest, context: Any) -> pb.LookupResponse:
