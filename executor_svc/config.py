@@ -75,7 +75,9 @@ class ExecutorConfig(ServingConfig):
     batching: Literal["continuous", "static_padded", "static_dropping"] = option(
         "continuous", "static: collect, run to the end together; what ended is computed as padding, or dropped"
     )
-    horizon: Literal["steps", "until_event"] = option("steps", "How long a decision holds")
+    horizon: Literal["auto", "steps", "until_event"] = option(
+        "auto", "How long a decision holds; auto: as `steps`, but nobody is asked where there is nothing to decide"
+    )
     horizon_steps: int = option(1, "Steps that a decision holds for", minimum=1, maximum=1 << 20)
 
     lower_tiers: Literal["measured", "always", "never"] = option(
@@ -156,7 +158,7 @@ class ExecutorConfig(ServingConfig):
             block_reserve=self.block_reserve,
             max_preemptions=self.max_preemptions,
             batching=Batching[self.batching.upper()],
-            horizon_kind=HorizonKind[self.horizon.upper()],
+            horizon_kind=HorizonKind.UNTIL_EVENT if self.horizon == "until_event" else HorizonKind.STEPS,
             horizon_steps=self.horizon_steps,
             target_tpot_us=round(self.target_tpot_ms * 1000),
             max_waiting_requests=self.max_waiting_requests,
@@ -167,6 +169,11 @@ class ExecutorConfig(ServingConfig):
     def limits(self) -> Limits:
         """The door's."""
         return Limits(request_bytes=self.max_message_bytes, reader_timeout_s=self.reader_timeout_s)
+
+    @property
+    def rests(self) -> bool:
+        """Whether nobody is asked where there is nothing to decide; a log of decisions is to have every step."""
+        return self.horizon == "auto" and self.decision_log is None and not self.rotate_schedulers
 
     @property
     def cached_price_ppm(self) -> int:

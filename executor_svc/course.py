@@ -133,6 +133,16 @@ class Course:
         """Whether a row that `named` names has something to compute behind what is in flight."""
         return any(tokens > 0 for _, tokens in self._wanted([request for request, _ in self.named()]))
 
+    def names_all(self) -> bool:
+        """Whether every row that runs is one of the decision's."""
+        running = self.registry.running
+        boarded = sum(request.state is State.RUNNING for request, _ in self._admitted)
+        return len(self.named()) + boarded == len(running)
+
+    def go_on(self) -> None:
+        """The decision holds for one more boundary."""
+        self.steps_left = max(1, self.steps_left)
+
     @property
     def holds(self) -> bool:
         """Whether the next boundary can be passed with the decision there is."""

@@ -36,6 +36,7 @@ from executor_svc.planning import build_plan, fit
 from executor_svc.ports import CachePort, Clock, CopyPort, Fenced, Hasher, ModelPort, RatesPort, Reopened, SchedulerPort
 from executor_svc.registry import Registry, slots_of
 from executor_svc.request import FinishReason
+from executor_svc.rest import Rest
 from executor_svc.situation import Identity, Policy, Situation
 from executor_svc.step_plan import StepResult
 from executor_svc.steps import Got, InFlight, Steps
@@ -61,6 +62,8 @@ class LoopSettings:
     pool_blocks: int
     coast_after_us: int = 50_000
     ask_again_after_us: int = 1_000_000
+    rests: bool = False
+    """Where there is nothing to decide, nobody is asked (rest.py)."""
 
 
 class Loop:
@@ -91,6 +94,8 @@ class Loop:
         self.copying = Copying(self.blocks, cache, copies)
         self.apply = Apply(self.registry, self.blocks, self.copying)
         self.course = Course(settings, self.registry, self.apply, self.counters)
+        rests = loop_settings.rests and not model.queues  # a queued step is decided ahead: nobody waits for that
+        self.rest = Rest(settings, self.registry, self.apply, self.course, allowed=rests)
         self.candidates = Candidates(self.registry, cache, hasher, settings.block_tokens)
         self.situation = Situation(
             identity,
@@ -137,6 +142,7 @@ class Loop:
         if arrived:
             self._changed = True
             self.course.end_horizon()
+            self.rest.disturb()
         if not self._flights and not self.registry.running:
             self.endings.keep_padding(set(), 0)  # nothing runs: what ended leaves without a decision
             self._tell_cache(Boarding(), now_us)
@@ -174,6 +180,7 @@ class Loop:
                 raise Conflict(event.reason, field="incarnation")
             if isinstance(event, Reopened):
                 self.counters.cache_reopenings += 1
+                self.rest.disturb()
                 self.copying.attach(event.segments)
                 self.apply.reopened(event.counts, event.lower, now_us)
             else:
@@ -207,6 +214,7 @@ class Loop:
             self.counters.decide_us.append(now_us - self._asked_us)
         self._asked_us = 0
         self.situation.answered()
+        self.rest.decided(now_us)
         self.waiting_reasons = decision.waiting_reasons
         self.policy.memory = decision.memory
         self.candidates.follow(decision.next_candidates)
@@ -262,6 +270,9 @@ class Loop:
             return self.course.runs_any() or not (self.apply.boarding and self.cache.connected)
         if not self.registry.running:
             return False
+        if not (self.course.holds or self._asked_us) and self.rest.holds():
+            self.course.go_on()
+            return True
         now_us = self.clock.now_us()
         late = self._asked_us > 0 and now_us - self._asked_us >= self.loop_settings.coast_after_us
         return self.course.holds or self.course.coasting or late
@@ -295,6 +306,7 @@ class Loop:
             if stalled:
                 self.counters.stalled_rows += stalled
                 self.course.end_horizon()
+                self.rest.disturb()
             rows = [rows[i] for i in np.flatnonzero(runs).tolist()]
             slots, tokens = slots[runs], tokens[runs]
         if not rows:
@@ -325,6 +337,10 @@ class Loop:
         if not (self._changed or due or self._asked_us):
             return
         if not (self.registry.running or self.registry.num_waiting):
+            return
+        if self._flights and not self._asked_us and not self.rest.overdue(now_us) and self.rest.holds():
+            self._changed = False
+            self._tell_cache(Boarding(), now_us)  # no decision will
             return
         self.candidates.refresh(self.step)
         if not self.registry.running and self.candidates.looked_up_after(now_us):

@@ -164,7 +164,7 @@ class Executor:
         loop = Loop(
             Identity(config.name, self._incarnation),
             config.settings(info.context_tokens),
-            LoopSettings(info.pool_blocks, coast_after_us=1000 * config.coast_after_ms),
+            LoopSettings(info.pool_blocks, coast_after_us=1000 * config.coast_after_ms, rests=config.rests),
             Policy(config.policy_choice()),
             clock=clock,
             rates=MeasuredRates(info.block_bytes),

@@ -86,9 +86,11 @@ class Simulation:
         model: Callable[[VirtualClock], ModelPort] | None = None,
         tiers: TierModel | None = None,
         queues: bool = False,
+        rests: bool = False,
     ) -> None:
         """`model` makes another model than the one that counts; with that there can be no `tiers`. `queues`: the one
-        that counts takes a second step while one is in flight."""
+        that counts takes a second step while one is in flight. `rests`: nobody is asked where there is nothing to
+        decide."""
         self.clock = VirtualClock()
         self.scheduler = VirtualScheduler(self.clock, scheduler_latency_us)
         self.cache = VirtualCache(self.clock, pool_blocks, settings.block_tokens, cache_latency_us, tiers)
@@ -106,7 +108,7 @@ class Simulation:
         self.loop = Loop(
             Identity("simulated", 1),
             settings,
-            LoopSettings(pool_blocks),
+            LoopSettings(pool_blocks, rests=rests),
             policy or Policy(),
             clock=self.clock,
             rates=FixedRates(rates or Rates()),

@@ -27,9 +27,9 @@ def prompt(seed: int, tokens: int) -> list[int]:
     return random.Random(seed).choices(range(1000), k=tokens)
 
 
-def mixed(settings: Settings, pool: int, requests: int = 24) -> Simulation:
+def mixed(settings: Settings, pool: int, requests: int = 24, *, rests: bool = False) -> Simulation:
     """Short and long answers, some of which end by a stop token; every token is held against a run alone."""
-    sim, rand = Simulation(settings, pool), random.Random(1)
+    sim, rand = Simulation(settings, pool, rests=rests), random.Random(1)
     sim.cache.audits = False
     for number in range(requests):
         ids, most, arrives = prompt(number, rand.randrange(3, 40)), rand.choice([3, 8, 30, 60]), rand.randrange(400_000)
@@ -64,6 +64,30 @@ def test_a_horizon_gives_the_same_tokens(horizon: dict[str, Any], pool: int) -> 
     held = mixed(replace(SMALL, **horizon), pool).loop.counters
     assert held.decisions < every.decisions / 2
     assert held.coasted_steps == 0
+
+
+@pytest.mark.parametrize("pool", [ROOMY, TIGHT])
+def test_nobody_is_asked_where_there_is_nothing_to_decide(pool: int) -> None:
+    every, resting = mixed(SMALL, pool), mixed(SMALL, pool, rests=True)
+    assert resting.loop.counters.decisions < every.loop.counters.decisions
+    assert resting.loop.counters.coasted_steps == every.loop.counters.coasted_steps == 0
+    assert resting.loop.counters.stalled_rows <= every.loop.counters.stalled_rows
+    assert resting.loop.step <= every.loop.step
+
+
+def test_one_request_alone_is_decided_about_now_and_then_only() -> None:
+    decisions, first_tokens_us = [], []
+    for rests in (False, True):
+        sim = Simulation(SMALL, ROOMY, rests=rests)
+        sim.submit(prompt(1, 10), 200)
+        second = sim.submit(prompt(2, 40), 5, at_us=500_000)
+        sim.run_until_idle()
+        assert all(w.answer.token_ids == gold(SMALL, w) for w in sim.watched)
+        sim.check_clean()
+        decisions.append(sim.loop.counters.decisions)
+        first_tokens_us.append(second.token_times_us[0])
+    assert decisions[1] < decisions[0] / 5
+    assert first_tokens_us[1] <= first_tokens_us[0]  # who comes is decided about at once
 
 
 def test_continuous_batching_saves_what_static_batches_waste() -> None:
