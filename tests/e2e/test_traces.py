@@ -11,7 +11,8 @@ from jitney.supervisor import ServeOptions, Supervisor
 from tests.support.otlp_receiver import attributes, otlp_receiver
 from tests.support.tiny_llama import make_tiny_llama
 
-FLAGS = ("--pool-blocks=64", "--threads=1", "--max-step-tokens=256", "--native=false")
+FLAGS = ("--pool-blocks=64", "--threads=1", "--max-step-tokens=256", "--native=false", "--horizon=steps")
+"""A decision for every step, so that all three services meet in one."""
 
 
 async def ask(target: str) -> None:
