@@ -9,6 +9,7 @@
 #define MOST_PIECES 64  /* a thread */
 #define WIDE_TILES 4     /* tiles of rows for which a panel is widened first, if it fits: */
 #define WIDE_INPUTS 2048
+#define STREAM_PIECES 3  /* a thread, at least: with fewer, panels go one by one, so that no thread waits for long */
 
 /* `wide`: the panel as floats, or null. */
 static void multiply(const Matrix *m, int64_t panel, const Operand *x, int64_t first, float *tile, int64_t rows,
@@ -33,6 +34,32 @@ static void multiply(const Matrix *m, int64_t panel, const Operand *x, int64_t f
 #endif
     }
 #undef CALL
+#undef WITH_VNNI
+}
+
+/* STREAMS panels at a time by the first `rows` rows; so many that their sums fit into registers. */
+static void multiply_streams(const Matrix *m, int64_t panel, const Operand *x, float tiles[STREAMS][TILE_ROWS * PANEL],
+                             int64_t rows, const char *next, int vnni) {
+    (void)vnni;
+#if defined(ISA_AVX512)
+#define WITH_VNNI(n) multiply_int8_streams(m, panel, x, tiles, n, next, 1)
+#else
+#define WITH_VNNI(n) multiply_int8_streams(m, panel, x, tiles, n, next, 0)
+#endif
+#define CALL(n)                                                                   \
+    case n:                                                                       \
+        if (m->kind == HALF) multiply_half_streams(m, panel, x, tiles, n, next);  \
+        else if (vnni) WITH_VNNI(n);                                              \
+        else multiply_int8_streams(m, panel, x, tiles, n, next, 0);               \
+        break;
+    switch (rows) {
+        CALL(1) CALL(2)
+#if TILE_ROWS == 12
+        CALL(3) CALL(4)
+#endif
+    }
+#undef CALL
+#undef WITH_VNNI
 }
 
 /* What is to be done with a tile: `how` of share_product. */
@@ -51,6 +78,22 @@ INLINE void finish_silu(const float *gate, const float *up, float *out, int64_t 
             v_store(out + r * stride + c, silu_times(v_load(gate + r * PANEL + c), v_load(up + r * PANEL + c)));
 }
 
+/* What is done with the tile of a panel, and of its partner for SILU. */
+static void finish_panel(const Matrix *m, int64_t panel, int64_t panels, float *tile, float *partner, float *out,
+                         int64_t stride, int64_t rows, int how) {
+    int64_t column = panel * PANEL, columns = m->outputs - column < PANEL ? m->outputs - column : PANEL;
+    const float *bias = m->bias ? m->bias + column : 0;
+    if (how != SILU) {
+        finish(tile, bias, out + column, stride, rows, columns, how == ADD);
+        return;
+    }
+    if (bias) {
+        finish(tile, bias, tile, PANEL, rows, PANEL, 0);
+        finish(partner, bias + panels * PANEL, partner, PANEL, rows, PANEL, 0);
+    }
+    finish_silu(tile, partner, out + column, stride, rows);
+}
+
 /* Rows first..end-1 by a panel; SILU: and by its partner, the panel of the same outputs in the second half. */
 static void run_panel(const Matrix *m, const Operand *x, int64_t first, int64_t end, int64_t panel, int64_t panels,
                       float *out, int64_t stride, int how, int vnni, const char *next) {
@@ -59,7 +102,6 @@ static void run_panel(const Matrix *m, const Operand *x, int64_t first, int64_t 
     const float *wide[2] = {0, 0};
     int64_t tiles = (end - first + TILE_ROWS - 1) / TILE_ROWS, size = (end - first + tiles - 1) / tiles;
     int64_t column = panel * PANEL, columns = m->outputs - column < PANEL ? m->outputs - column : PANEL;
-    const float *bias = m->bias ? m->bias + column : 0;
     for (int i = 0; i < (how == SILU ? 2 : 1) && m->kind == HALF && tiles >= WIDE_TILES && m->inputs <= WIDE_INPUTS; i++) {
         widen_panel(m, panel + i * panels, room[i]);
         wide[i] = room[i];
@@ -71,17 +113,26 @@ static void run_panel(const Matrix *m, const Operand *x, int64_t first, int64_t 
         for (int64_t i = 0; i < rows; i++)
             for (int64_t c = 0; c < columns; c += LINE / sizeof(float)) __builtin_prefetch(to + i * stride + c, 1, 3);
         multiply(m, panel, x, r, tile[0], rows, wide[0] ? next : partner, wide[0], vnni);
-        if (how != SILU) {
-            finish(tile[0], bias, to, stride, rows, columns, how == ADD);
-            continue;
-        }
-        multiply(m, panel + panels, x, r, tile[1], rows, wide[1] ? next + panels * panel_bytes(m) : next, wide[1], vnni);
-        if (bias) {
-            finish(tile[0], bias, tile[0], PANEL, rows, PANEL, 0);
-            finish(tile[1], bias + panels * PANEL, tile[1], PANEL, rows, PANEL, 0);
-        }
-        finish_silu(tile[0], tile[1], to, stride, rows);
+        if (how == SILU)
+            multiply(m, panel + panels, x, r, tile[1], rows, wide[1] ? next + panels * panel_bytes(m) : next, wide[1], vnni);
+        finish_panel(m, panel, panels, tile[0], tile[1], out + r * stride, stride, rows, how);
     }
+}
+
+/* The first `rows` rows by STREAMS panels from `panel` on, and by their partners. */
+static void run_streams(const Matrix *m, const Operand *x, int64_t rows, int64_t panel, int64_t panels, float *out,
+                        int64_t stride, int how, int vnni, const char *next) {
+    float tiles[2][STREAMS][TILE_ROWS * PANEL] __attribute__((aligned(64)));
+    multiply_streams(m, panel, x, tiles[0], rows, how == SILU ? panel_of(m, panel + panels) : next, vnni);
+    if (how == SILU) multiply_streams(m, panel + panels, x, tiles[1], rows, next, vnni);
+    for (int s = 0; s < STREAMS; s++)
+        finish_panel(m, panel + s, panels, tiles[0][s], tiles[1][s], out, stride, rows, how);
+}
+
+/* Whether rows are so few, and panels so many, that STREAMS of them are read together. */
+static int in_streams(const Matrix *m, int64_t rows, int64_t panels, int64_t threads) {
+    int64_t most = TILE_ROWS / STREAMS / (m->kind == HALF ? 1 : 2);
+    return rows <= most && panels / STREAMS >= threads * STREAM_PIECES;
 }
 
 void NAME(share_product)(const Matrix *m, const Operand *x, int64_t rows, float *out, int64_t stride, int how,
@@ -89,6 +140,16 @@ void NAME(share_product)(const Matrix *m, const Operand *x, int64_t rows, float 
     int64_t panels = (m->outputs + PANEL - 1) / PANEL / (how == SILU ? 2 : 1), blocks = (rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
     int64_t pieces = worker->threads * MOST_PIECES, step = blocks * panels <= pieces ? worker->threads : 1;
     int vnni = jitney_vnni();
+    if (in_streams(m, rows, panels, worker->threads)) {
+        int64_t groups = (panels + STREAMS - 1) / STREAMS;
+        SHARE_FOR(worker, group, groups, groups) {
+            int64_t first = group * STREAMS, after = group + worker->threads < groups ? first + worker->threads * STREAMS : first;
+            if (first + STREAMS <= panels) run_streams(m, x, rows, first, panels, out, stride, how, vnni, panel_of(m, after));
+            else for (int64_t panel = first; panel < panels; panel++)
+                run_panel(m, x, 0, rows, panel, panels, out, stride, how, vnni, panel_of(m, panel));
+        }
+        return;
+    }
     SHARE_FOR(worker, item, blocks * panels, pieces) {
         int64_t first = item / panels * BLOCK_ROWS, end = first + BLOCK_ROWS < rows ? first + BLOCK_ROWS : rows;
         int64_t panel = item % panels, after = panel + step < panels ? panel + step : panel;

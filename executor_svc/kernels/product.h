@@ -21,10 +21,12 @@
 #define TILE_ROWS 6
 #endif
 #define PANEL_VECTORS 2
+#define STREAMS 3 /* panels that few rows pass by together: memory gives a seventh more where it is read at several places */
 #define PANEL (PANEL_VECTORS * VW)
 #define GROUP 64          /* inputs that share a scale */
 #define GROUP_PAIRS (GROUP / 2)
 #define AHEAD_BYTES 4096  /* of a panel that are asked for before they are needed */
+#define STREAM_AHEAD_BYTES 1024 /* of each of the next panels, where several are read */
 #define LINE 64           /* bytes of the cache */
 #define LARGEST_INT16 32767.0f
 
@@ -73,6 +75,36 @@ INLINE void multiply_half(const Matrix *m, int64_t panel, const Operand *x, int6
     }
     for (int r = 0; r < rows; r++)
         for (int j = 0; j < PANEL_VECTORS; j++) v_store(tile + r * PANEL + j * VW, sums[r][j]);
+}
+
+/* At input (or pair) i: asks for the beginning of the panels that come next, side by side from `next` on. */
+INLINE void prefetch_streams(const Matrix *m, const char *next, int64_t i, int64_t inputs) {
+    int64_t at = i * 2 * PANEL - (inputs * 2 * PANEL - STREAM_AHEAD_BYTES);
+    if (at < 0) return;
+    for (int s = 0; s < STREAMS; s++)
+        for (int j = 0; j < 2 * PANEL; j += LINE) __builtin_prefetch(next + s * panel_bytes(m) + at + j, 0, 3);
+}
+
+/* The same as multiply_half for STREAMS panels from `panel` on and the first `rows` rows, which are few. */
+INLINE void multiply_half_streams(const Matrix *m, int64_t panel, const Operand *x, float tiles[STREAMS][TILE_ROWS * PANEL],
+                                  int rows, const char *next) {
+    const uint16_t *weights = (const uint16_t *)panel_of(m, panel);
+    int64_t apart = m->inputs * PANEL;
+    vf sums[STREAMS][TILE_ROWS / STREAMS][PANEL_VECTORS];
+    for (int s = 0; s < STREAMS; s++)
+        for (int r = 0; r < rows; r++)
+            for (int j = 0; j < PANEL_VECTORS; j++) sums[s][r][j] = v_set(0.0f);
+    for (int64_t i = 0; i < m->inputs; i++, weights += PANEL) {
+        prefetch_streams(m, next, i, m->inputs);
+        for (int s = 0; s < STREAMS; s++)
+            for (int j = 0; j < PANEL_VECTORS; j++) {
+                vf w = v_load_half(weights + s * apart + j * VW);
+                for (int r = 0; r < rows; r++) sums[s][r][j] = v_fma(v_set(x->x[r * x->stride + i]), w, sums[s][r][j]);
+            }
+    }
+    for (int s = 0; s < STREAMS; s++)
+        for (int r = 0; r < rows; r++)
+            for (int j = 0; j < PANEL_VECTORS; j++) v_store(tiles[s] + r * PANEL + j * VW, sums[s][r][j]);
 }
 
 /* A HALF panel as floats, for many rows: widening it again for every tile costs a twelfth of the time. */
@@ -168,6 +200,46 @@ INLINE void multiply_int8(const Matrix *m, int64_t panel, const Operand *x, int6
     for (int r = 0; r < rows; r++)
         for (int j = 0; j < PANEL_VECTORS; j++)
             v_store(tile + r * PANEL + j * VW, sums[r][j] * v_set(x->scale[first + r]));
+}
+
+/* The same as multiply_int8 for STREAMS panels from `panel` on and the first `rows` rows, which are few. */
+INLINE void multiply_int8_streams(const Matrix *m, int64_t panel, const Operand *x, float tiles[STREAMS][TILE_ROWS * PANEL],
+                                  int rows, const char *next, int vnni) {
+    const int8_t *weights = (const int8_t *)panel_of(m, panel);
+    int64_t pairs = pairs_of(m->inputs), groups = groups_of(m->inputs), apart = pairs * 2 * PANEL;
+    const uint16_t *scales = m->scales + panel * groups * PANEL;
+    vf sums[STREAMS][TILE_ROWS / STREAMS][PANEL_VECTORS];
+    for (int s = 0; s < STREAMS; s++)
+        for (int r = 0; r < rows; r++)
+            for (int j = 0; j < PANEL_VECTORS; j++) sums[s][r][j] = v_set(0.0f);
+    for (int64_t i = 0, end = GROUP_PAIRS; i < pairs; end += GROUP_PAIRS, scales += PANEL) {
+        vi exact[STREAMS][TILE_ROWS / STREAMS][PANEL_VECTORS];
+        for (int s = 0; s < STREAMS; s++)
+            for (int r = 0; r < rows; r++)
+                for (int j = 0; j < PANEL_VECTORS; j++) exact[s][r][j] = v_set_int(0);
+        if (end > pairs) end = pairs;
+        for (; i < end; i++, weights += 2 * PANEL) {
+            prefetch_streams(m, next, i, pairs);
+            for (int s = 0; s < STREAMS; s++)
+                for (int j = 0; j < PANEL_VECTORS; j++) {
+                    vi w = load_pairs(weights + s * apart + 2 * j * VW);
+                    for (int r = 0; r < rows; r++) {
+                        int32_t pair;
+                        memcpy(&pair, x->quantised + r * x->stride + 2 * i, 4);
+                        exact[s][r][j] = add_pairs(exact[s][r][j], v_set_int(pair), w, vnni);
+                    }
+                }
+        }
+        for (int s = 0; s < STREAMS; s++)
+            for (int j = 0; j < PANEL_VECTORS; j++) {
+                vf scale = v_load_half(scales + s * groups * PANEL + j * VW);
+                for (int r = 0; r < rows; r++) sums[s][r][j] = v_fma(v_from_int(exact[s][r][j]), scale, sums[s][r][j]);
+            }
+    }
+    for (int s = 0; s < STREAMS; s++)
+        for (int r = 0; r < rows; r++)
+            for (int j = 0; j < PANEL_VECTORS; j++)
+                v_store(tiles[s] + r * PANEL + j * VW, sums[s][r][j] * v_set(x->scale[r]));
 }
 
 /* One row as int16, with the scale that takes its largest element to LARGEST_INT16; up to `padded`, zeros follow.
