@@ -130,9 +130,8 @@ static void run_streams(const Matrix *m, const Operand *x, int64_t rows, int64_t
 }
 
 /* Whether rows are so few, and panels so many, that STREAMS of them are read together. */
-static int in_streams(const Matrix *m, int64_t rows, int64_t panels, int64_t threads) {
-    int64_t most = TILE_ROWS / STREAMS / (m->kind == HALF ? 1 : 2);
-    return rows <= most && panels / STREAMS >= threads * STREAM_PIECES;
+static int in_streams(int64_t rows, int64_t panels, int64_t threads) {
+    return rows <= TILE_ROWS / STREAMS && panels / STREAMS >= threads * STREAM_PIECES;
 }
 
 void NAME(share_product)(const Matrix *m, const Operand *x, int64_t rows, float *out, int64_t stride, int how,
@@ -140,7 +139,7 @@ void NAME(share_product)(const Matrix *m, const Operand *x, int64_t rows, float 
     int64_t panels = (m->outputs + PANEL - 1) / PANEL / (how == SILU ? 2 : 1), blocks = (rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
     int64_t pieces = worker->threads * MOST_PIECES, step = blocks * panels <= pieces ? worker->threads : 1;
     int vnni = jitney_vnni();
-    if (in_streams(m, rows, panels, worker->threads)) {
+    if (in_streams(rows, panels, worker->threads)) {
         int64_t groups = (panels + STREAMS - 1) / STREAMS;
         SHARE_FOR(worker, group, groups, groups) {
             int64_t first = group * STREAMS, after = group + worker->threads < groups ? first + worker->threads * STREAMS : first;
