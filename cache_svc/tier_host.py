@@ -176,6 +176,7 @@ class TierHost:
         tiers, memory = self.tiers, self.memory
         if tiers is None or memory is None:
             return
+        tiers.pump()
         for slot, generation in tiers.take_generations():
             memory.set_generation(slot, generation)
         for owner in self.streams.owners:

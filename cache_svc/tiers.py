@@ -1,8 +1,8 @@
 """The lower tiers of one cache process: CPU tier and SSD, shared by the ledgers of all executors.
 
-Pure: no clock, no input and output. Who runs it sets `now_us`, passes on what executors and disk say, and carries out
-what `take_generations`, `take_jobs` and `take_events` give, in this order: the generation of a slot has to be in the
-segment before anybody knows of the slot.
+Pure: no clock, no input and output. Who runs it sets `now_us`, passes on what executors and disk say, calls `pump`, and
+carries out what `take_generations`, `take_jobs` and `take_events` give, in this order: the generation of a slot has to
+be in the segment before anybody knows of the slot.
 """
 
 from __future__ import annotations
@@ -70,10 +70,18 @@ class Tiers:
         self.lower.pins.expire(self.now_us)
         if below.told(call):
             self._lose_removed()
-        self._tend()
+        self.pump()
         if not below.fenced:
             below.stores.tend()
         self._forget_fenced()
+
+    def pump(self) -> None:
+        """After whatever may have made room, for anybody: what waits to be written, whose queue bounds the stores, then
+        those."""
+        self.lower.disk.pump()
+        for below in self.belows.values():
+            if not below.fenced:
+                below.stores.pump()
 
     def take_generations(self) -> list[tuple[int, int]]:
         """CPU slots that were given anew, and their generations. Those of the SSD are nobody's business."""
@@ -99,12 +107,10 @@ class Tiers:
     def written(self, job: Job, *, ok: bool) -> None:
         """A write is done, or failed and is lost. Reports of jobs that are not open are ignored."""
         self.lower.disk.write_ended(job, ok=ok)
-        self._tend()
 
     def read(self, job: Job, *, ok: bool) -> None:
         """A read is done. Not `ok`: what stands there is not the entry, or it cannot be read."""
         self.lower.disk.read_ended(job, ok=ok)
-        self._tend()
 
     def found(self, disk_slot: int, entry: DiskEntry) -> None:
         """A scan of the disk came upon an entry. It counts unless slot or key are in use by now."""
@@ -131,7 +137,6 @@ class Tiers:
         if below is not None:
             below.fence()
             self._forget_fenced()
-            self._tend()
 
     def gone(self, owner: Owner) -> None:
         """The process is gone: the slots of its open stores are free."""
@@ -139,7 +144,6 @@ class Tiers:
         if below is not None:
             below.gone()
             self._forget_fenced()
-            self._tend()
 
     def retired(self) -> list[Owner]:
         """Fenced epochs whose processes have not answered all that they were asked to copy."""
@@ -190,13 +194,6 @@ class Tiers:
             for ticket in list(below.tickets.open.values())
             if isinstance(ticket, Load)
         ]
-
-    def _tend(self) -> None:
-        """There is room again: for what waits to be written, whose queue bounds the stores, then for those."""
-        self.lower.disk.pump()
-        for below in self.belows.values():
-            if not below.fenced:
-                below.stores.pump()
 
     def _arrived(self, slot: int, ok: bool) -> None:
         if ok:

@@ -47,6 +47,7 @@ class LowerTiers:
 
     def work(self) -> None:
         """Starts what the tiers want done."""
+        self.tiers.pump()
         for slot, generation in self.tiers.take_generations():
             self.slots.generations[slot] = generation
         for job in self.tiers.take_jobs():

@@ -646,6 +646,7 @@ class TiersMachine(RuleBasedStateMachine):
         """What waits to be stored or written is either under way, or waits for what is."""
         if not self.executors:
             return
+        self.rig.settle()
         lower = self.rig.tiers.lower
         assert not lower.disk.queue or lower.disk.writing
         if not lower.storing and not lower.disk.jobs and lower.cpu.available:

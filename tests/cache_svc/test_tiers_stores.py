@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cache_svc.tiers import TierLimits
+from jitney.block_ops import Tier
 from jitney.errors import InvalidRequest, Missing
 from jitney.ticket_ops import AbortTicket, LoadDone, StoreDone, Ticket
 from tests.support.ledger_rig import prompt
@@ -211,3 +212,19 @@ def test_a_tenant_has_no_more_than_its_part() -> None:
     while device.stores:
         device.store()
     assert rig.tiers.usage().cpu.tenants == {"big": 4, "small": 1}
+
+
+def test_room_that_another_executor_makes_is_used_at_once() -> None:
+    rig = TierRig(TierLimits(cpu_slots=1, ssd_slots=4, pin_permille=1000, interval_blocks=1))
+    first, second = rig.device(4, "first"), rig.device(4, "second")
+    first.cache(1, prompt(0))
+    first.swap(1, Tier.CPU)
+    rig.idle()
+    second.cache(1, prompt(0, 1))
+    rig.idle()
+    assert second.where(prompt(0, 1)) == (2, 0, 0)
+    assert not second.stores and len(rig.disk) == 1  # the only slot is pinned
+    first.board(1, prompt(0))
+    assert len(second.stores) == 1
+    rig.idle()
+    assert {entry.key for entry, _ in rig.disk.values()} == set(prompt(0, 1).keys)

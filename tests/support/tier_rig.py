@@ -92,6 +92,7 @@ class TierRig:
 
     def settle(self) -> None:
         """Takes what is new, in the right order, and audits."""
+        self.tiers.pump()
         for slot, generation in self.tiers.take_generations():
             assert generation > self.generations[slot]
             self.generations[slot] = generation
