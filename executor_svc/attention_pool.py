@@ -10,6 +10,7 @@ import torch
 
 from executor_svc.attention import KVShape
 from executor_svc.step_plan import StepPlan
+from jitney.errors import InvalidRequest
 
 DTYPES = (torch.float16, torch.float32)
 MAX_HEAD_SIZE = 256
@@ -18,7 +19,7 @@ MAX_HEAD_SIZE = 256
 def allocate(shape: KVShape) -> torch.Tensor:
     """The pool, page-aligned and untouched: `[blocks, layers, 2, block_tokens, kv_heads, head_size]`.
 
-    Raises ValueError where the shape is none that the backends compute.
+    Raises ValueError where the shape is none that the backends compute, InvalidRequest where there is no room for it.
     """
     if shape.dtype not in DTYPES:
         raise ValueError(f"KV type {shape.dtype} is not one of {', '.join(map(str, DTYPES))}")
@@ -26,7 +27,11 @@ def allocate(shape: KVShape) -> torch.Tensor:
         raise ValueError(f"head size {shape.head_size} is not a multiple of 8 up to {MAX_HEAD_SIZE}")
     if min(shape.blocks, shape.layers, shape.block_tokens, shape.kv_heads) < 1:
         raise ValueError(f"the pool is empty: {shape}")
-    room = mmap.mmap(-1, shape.blocks * shape.block_bytes)
+    try:
+        room = mmap.mmap(-1, shape.blocks * shape.block_bytes)
+    except (OSError, OverflowError) as error:
+        what = f"--pool-blocks {shape.blocks} of {shape.block_bytes} bytes each do not fit into memory: {error}"
+        raise InvalidRequest(what, field="pool_blocks", value=shape.blocks) from None
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):  # fewer misses of the address cache, where the kernel can
             room.madvise(mmap.MADV_HUGEPAGE)

@@ -89,7 +89,7 @@ class Loop:
         self.settings, self.loop_settings, self.policy = settings, loop_settings, policy
         self.counters = Counters()
         self.registry = Registry()
-        longest = -(-settings.context_tokens // settings.block_tokens)
+        longest = min(-(-settings.context_tokens // settings.block_tokens), loop_settings.pool_blocks)
         self.blocks = DeviceBlocks(loop_settings.pool_blocks, settings.max_rows, longest, settings.block_tokens)
         self.copying = Copying(self.blocks, cache, copies)
         self.apply = Apply(self.registry, self.blocks, self.copying)

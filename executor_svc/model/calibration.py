@@ -69,13 +69,8 @@ def calibrate_cached(model: CpuModel, cores: int, cache_dir: Path) -> Calibratio
     key = f"{VERSION} {model.info.version} {model.info.fingerprint_text} {_processor()} {cores}"
     key += f" {model.info.pool_blocks}"
     path = cache_dir / "calibrations" / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
-    try:
-        entry = json.loads(path.read_bytes())
-        if entry.pop("key") == key:
-            times = {name: {int(n): float(s) for n, s in entry[name].items()} for name in ("decode_s", "prefill_s")}
-            return Calibration(int(entry["threads"]), int(entry["prompt_tokens"]), **times)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        pass
+    if kept := read_kept(path, key, cores):
+        return kept
     others = Others()
     found, steady = calibrate(StepTimes(model), cores)
     disturbed = others.disturb()
@@ -85,6 +80,19 @@ def calibrate_cached(model: CpuModel, cores: int, cache_dir: Path) -> Calibratio
         content = json.dumps({"key": key, **asdict(found)}).encode()
         write_atomically(path, lambda temporary: temporary.write_bytes(content))
     return found
+
+
+def read_kept(path: Path, key: str, cores: int) -> Calibration | None:
+    """What is kept there, if it is whole and could have been measured with so many cores."""
+    try:
+        entry = json.loads(path.read_bytes())
+        if entry.pop("key") != key:
+            return None
+        times = {name: {int(n): float(s) for n, s in entry[name].items()} for name in ("decode_s", "prefill_s")}
+        kept = Calibration(int(entry["threads"]), int(entry["prompt_tokens"]), **times)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+        return None
+    return kept if 1 <= kept.threads <= cores and LEAST_TOKENS <= kept.prompt_tokens <= MOST_TOKENS else None
 
 
 class Others:

@@ -12,6 +12,7 @@ import torch
 from executor_svc.attention import AttentionBackend, KVShape
 from executor_svc.backends import select_backend
 from executor_svc.kernels.elementwise import select_elementwise
+from executor_svc.model.config import BadModel
 from executor_svc.model.gguf_file import Progress
 from executor_svc.model.info import info_of
 from executor_svc.model.linear import Arithmetic, Packer
@@ -51,8 +52,9 @@ class CpuModel:
     ) -> CpuModel:
         """Loads a GGUF file or a Hugging Face directory.
 
-        `max_step_*` only tell the probe which sizes to try; larger steps run too. `native` false keeps to torch's
-        own kernels. Raises BadModel, or InvalidRequest for an arithmetic that this machine has not.
+        `max_step_*` only tell the probe which sizes to try, as far as the pool reaches; larger steps run too. `native`
+        false keeps to torch's own kernels. Raises BadModel, or InvalidRequest for an arithmetic that this machine has
+        not, and for a pool that it has no room for.
         """
         weights = load_weights(path, cache_dir, progress)
         config = weights.config
@@ -64,7 +66,10 @@ class CpuModel:
             head_size=config.head_size,
             dtype=KV_TYPES[kv],
         )
-        backend = select_backend(shape, prefer=None if native else "torch")
+        try:
+            backend = select_backend(shape, prefer=None if native else "torch")
+        except ValueError as error:
+            raise BadModel(f"{path}: {error}", field="head_size", value=config.head_size) from None
         elementwise = select_elementwise(native)
         packer = Packer(arithmetic, native)
         progress("packing the weights", 0.96)
@@ -83,7 +88,9 @@ class CpuModel:
 
     def probe(self, max_step_tokens: int, max_step_rows: int, cache_dir: Path | None) -> None:
         """Finds the number of rows to pad to, with torch's number of threads; again, when that has changed."""
-        sizes = [(layer, max_step_rows if head else max_step_tokens) for layer, head in self.llama.shapes()]
+        shape = self.backend.shape
+        most = min(max_step_tokens, shape.blocks * shape.block_tokens + max_step_rows)  # a step writes no more
+        sizes = [(layer, max_step_rows if head else most) for layer, head in self.llama.shapes()]
         rows = probe_cached(sizes, self.info.fingerprint_text, cache_dir)
         self.llama.pad_to(rows.multiple)
         invariant = rows.invariant and self.backend.bit_invariant

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -53,6 +54,15 @@ def test_one_request_runs_to_its_length() -> None:
     assert len(watched.answer.token_ids) == 20 == finish.generated_tokens
     assert finish.prompt_tokens == 10 == finish.computed_prompt_tokens
     assert sim.loop.counters.computed_tokens == 10 + 19
+    sim.check_clean()
+
+
+def test_a_context_without_end_costs_no_room_that_the_pool_has_not() -> None:
+    sim = Simulation(replace(SMALL, context_tokens=2**31 - 1), pool_blocks=8)
+    assert sim.loop.blocks.table.shape[1] == 8
+    watched = sim.submit(prompt(1, 12), 20)  # all of the pool
+    sim.run_until_idle()
+    assert len(watched.answer.token_ids) == 20
     sim.check_clean()
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from executor_svc.model import calibration
-from executor_svc.model.calibration import best_tokens, calibrate, calibrate_cached, fewest_near
+from executor_svc.model.calibration import best_tokens, calibrate, calibrate_cached, fewest_near, read_kept
 from executor_svc.model.model import CpuModel
 from tests.support.tiny_llama import make_tiny_llama
 
@@ -96,10 +96,43 @@ def test_kept_for_the_same_model_and_machine(tmp_path: Path, pool_blocks: int, b
     files = list((tmp_path / "calibrations").glob("*.json"))
     for file in files:  # none where tries differed: the machine was busy
         entry = json.loads(file.read_text())
-        file.write_text(json.dumps({**entry, "prompt_tokens": 12345}))
+        file.write_text(json.dumps({**entry, "prompt_tokens": 777}))
     second = calibrate_cached(model, 2, tmp_path)
-    assert (second.prompt_tokens == 12345) == bool(files)
+    assert (second.prompt_tokens == 777) == bool(files)
     for file in files:
         file.write_text("torn")
-    assert calibrate_cached(model, 2, tmp_path).prompt_tokens != 12345
+    assert calibrate_cached(model, 2, tmp_path).prompt_tokens != 777
     assert calibrate_cached(model, 1, tmp_path).threads == 1  # other cores: measured anew
+
+
+KEPT = {"key": "k", "threads": 2, "prompt_tokens": 64, "decode_s": {"1": 0.1, "2": 0.2}, "prefill_s": {"32": 0.1}}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"threads": 0},
+        {"threads": 3},
+        {"threads": -1},
+        {"threads": math.inf},
+        {"threads": None},
+        {"prompt_tokens": -64},
+        {"prompt_tokens": 10**9},
+        {"decode_s": [1]},
+        {"prefill_s": {"x": 1}},
+        {"key": "other"},
+    ],
+)
+def test_what_was_never_measured_here_is_not_believed(tmp_path: Path, change: dict[str, object]) -> None:
+    file = tmp_path / "kept.json"
+    file.write_text(json.dumps(KEPT))
+    assert read_kept(file, "k", 2) is not None
+    file.write_text(json.dumps({**KEPT, **change}))
+    assert read_kept(file, "k", 2) is None
+
+
+@pytest.mark.parametrize("content", ["", "{", "[1]", "7", "[" * 100000])
+def test_a_torn_file_is_not_believed(tmp_path: Path, content: str) -> None:
+    (tmp_path / "kept.json").write_text(content)
+    assert read_kept(tmp_path / "kept.json", "k", 2) is None
+    assert read_kept(tmp_path / "none.json", "k", 2) is None

@@ -5,17 +5,21 @@ from __future__ import annotations
 import json
 import os
 import resource
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from executor_svc.model import loader, weights_cache
+from executor_svc.model import loader, model, weights_cache
 from executor_svc.model.config import BadModel
+from executor_svc.model.linear import Linear
 from executor_svc.model.loader import load_weights
+from executor_svc.model.model import CpuModel
+from executor_svc.model.probe import RowMultiple
 from executor_svc.model.weights import Weights
+from jitney.errors import InvalidRequest
 from tests.support.tiny_gguf import write_gguf
 from tests.support.tiny_llama import make_tiny_llama
 
@@ -199,3 +203,23 @@ def test_a_file_that_changes_while_it_is_read_is_not_cached(tmp_path: Path) -> N
 
     load_weights(path, tmp_path / "cache", replace)
     assert not (tmp_path / "cache" / "weights").exists()
+
+
+def test_a_head_or_a_pool_that_cannot_be_had_is_one_sentence(tmp_path: Path) -> None:
+    directory = make_tiny_llama(tmp_path, hidden=48)
+    with pytest.raises(BadModel, match="head size 12 is not a multiple of 8"):
+        CpuModel.load(directory, pool_blocks=4)
+    with pytest.raises(InvalidRequest, match=r"--pool-blocks 1073741824 of .* do not fit into memory"):
+        CpuModel.load(make_tiny_llama(tmp_path), pool_blocks=1 << 30, block_tokens=4096)
+
+
+def test_no_step_is_probed_that_the_pool_cannot_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def note(layers: Sequence[tuple[Linear, int]], machine: str, cache_dir: Path | None) -> RowMultiple:
+        asked.extend(rows for _, rows in layers)
+        return RowMultiple(1, invariant=True)
+
+    monkeypatch.setattr(model, "probe_cached", note)
+    CpuModel.load(make_tiny_llama(tmp_path), pool_blocks=4, max_step_tokens=1 << 20, max_step_rows=8)
+    assert max(asked) == 4 * 16 + 8
