@@ -11,7 +11,11 @@ These are the times that decisions tell. They are compared by whom they keep wai
 make the step longer for every row of it, a copy out keeps waiting the rows that need the blocks, and a copy in only the
 row itself.
 
-    recompute is dearer if  recompute * rows  >  time that rows wait for blocks that are copied out + copy in
+    recompute is dearer if  recompute * rows  >  time that rows wait for blocks that are copied out
+                                                 + half of copy out + copy in
+
+Half of the copy out, since so long, on the average, nobody has the victim's blocks: a row less fits meanwhile, as while
+they are filled again.
 
 What need not be stored, the last block at least, is free at once; the others come free one by one while they are copied
 out. Rows that decode want one each in as many steps as a block has tokens: where copies keep up with that, nobody waits
@@ -230,7 +234,7 @@ def _move(
         for blocks, speeds, wait_us in ((store, out_rates, leaving_us), (pin, in_rates, queue_us))
     )
     fits = (store <= room.free_blocks) & (pin <= room.pin_blocks)
-    lost_us = need.lost_us(out_us, at_once, _kept(store, pin)) + _lost(in_us, 1)
+    lost_us = need.lost_us(out_us, at_once, _kept(store, pin)) + _lost(out_us // 2 + in_us, 1)
     return Cost(np.where(fits, out_us + in_us, -1), np.where(fits, lost_us, -1))
 
 
