@@ -64,7 +64,7 @@ def replay(trace: Trace, blocks: int, order: OrderOf) -> Replayed:
     before: dict[str, Any] = {}
     hits = 0
     started = time.perf_counter()
-    for number, chain in enumerate(trace.chains, 1):
+    for number, (chain, generated) in enumerate(zip(trace.chains, trace.generated_tokens, strict=True), 1):
         request = RequestId(number)
         names = [keys.get(block) or keys.setdefault(block, _key(block)) for block in chain[:blocks]]
         batch = Batch(
@@ -75,8 +75,9 @@ def replay(trace: Trace, blocks: int, order: OrderOf) -> Replayed:
         assert answer.reserves[0].code is ResultCode.OK and found + len(new) == len(names)
         hits += found
         parent = names[found - 1] if found else root
+        release = Release(request, generated_tokens=generated)
         seal = Seal(request, new, names[found:], parent, bytes(4 * len(new)), "default", b"", "")
-        before = {"seals": [seal] if new else [], "releases": [Release(request)]}
+        before = {"seals": [seal] if new else [], "releases": [release]}
     return Replayed(hits, (time.perf_counter() - started) * 1e6 / max(1, len(trace.chains)))
 
 

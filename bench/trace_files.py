@@ -28,12 +28,13 @@ SESSIONS_OF = 8
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """`chains` [request][block]: equal numbers are equal prefixes. `prompt_tokens` [request]."""
+    """`chains` [request][block]: equal numbers are equal prefixes. `prompt_tokens`, `generated_tokens` [request]."""
 
     name: str
     block_tokens: int
     chains: Sequence[Sequence[int]]
     prompt_tokens: Sequence[int]
+    generated_tokens: Sequence[int]
 
     @property
     def total(self) -> int:
@@ -53,13 +54,14 @@ def open_trace(path: Path) -> IO[str]:
 
 def read_mooncake(path: Path, name: str) -> Trace:
     """A trace of Mooncake's, requests in their order."""
-    chains, tokens, size = [], [], 512
+    chains, tokens, generated, size = [], [], [], 512
     with open_trace(path) as lines:
         for line in lines:
             request = json.loads(line)
             tokens.append(request["input_length"])
+            generated.append(request["output_length"])
             chains.append(request["hash_ids"][: request["input_length"] // size])
-    return Trace(name, size, chains, tokens)
+    return Trace(name, size, chains, tokens, generated)
 
 
 def read_agentic(path: Path, name: str, first: int = 0) -> Trace:
@@ -88,7 +90,8 @@ def read_agentic(path: Path, name: str, first: int = 0) -> Trace:
             before = numbers.setdefault(key, len(numbers))
             chain.append(before)
         chains.append(chain)
-    return Trace(name, 64 * BLOCKS_IN_ONE, chains, [request["in"] for *_, request in requests])
+    prompts, generated = ([request[what] for *_, request in requests] for what in ("in", "out"))
+    return Trace(name, 64 * BLOCKS_IN_ONE, chains, prompts, generated)
 
 
 def _requests(entries: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:

@@ -176,9 +176,10 @@ class BlockTable:
                 state[block] = SEALED
                 held(block)
 
-    def drop(self, blocks: Iterable[int]) -> None:
-        """One holder less of each: without any, SEALED -> CACHED and WRITING -> FREE."""
-        self.eviction.rested_all(self._drop(blocks))
+    def drop(self, blocks: Iterable[int], generated_tokens: int = 0) -> None:
+        """One holder less of each, which has generated so many tokens: without any, SEALED -> CACHED and WRITING ->
+        FREE."""
+        self.eviction.rested_all(self._drop(blocks), generated_tokens)
 
     def _drop(self, blocks: Iterable[int]) -> list[int]:
         """Those that are CACHED now; the order of eviction is yet to be told."""

@@ -6,7 +6,9 @@ longest unused on top. As values never rise with the age, the next victim is one
 its parent a leaf, the parent goes too as long as no other top is worth less, so that a chain goes in one sweep.
 
 **Classes.** How often a block was used. Whether the request that used it last added new blocks behind it. For blocks
-that were used once: how many were new at the same time, and whether they went on from a chain that was there.
+that were used once: how many were new at the same time, and whether they went on from a chain that was there. For all:
+how many tokens the request that used it last has generated, for a short answer is asked of other prompts than a long
+one.
 
 **Memory.** Uses of evicted blocks are remembered by key, for twice as many as there are blocks. One block of 2^n, by
 its key, is *watched*: its ages at reuse feed the profile, past its eviction too, for an order that learns only from
@@ -40,7 +42,9 @@ TIME_MASK = (1 << TIME_BITS) - 1
 SIZES = 8
 """Classes of how many blocks were new at once: by doubling, the last from 64 on."""
 USED_AGAIN = 2 * SIZES
-CLASSES = USED_AGAIN + 2 * 3
+HABITS = USED_AGAIN + 2 * 3
+ANSWERS = 7
+"""Classes of how many tokens were generated: up to 15, then by doubling, the last from 512 on."""
 MOST_WATCHED = 1 << 14
 WATCHED_PER_BLOCK = 4
 REMEMBERED_PER_BLOCK = 2
@@ -108,9 +112,9 @@ class CostOrder(EvictionOrder):
         self._clock = 0
         self._before = NO_BLOCK  # the parent of what came to rest last
         self._adds = False  # whether what came to rest before, in a row, was new
-        self._heaps: list[list[tuple[int, int]]] = [[] for _ in range(CLASSES)]
+        self._heaps: dict[int, list[tuple[int, int]]] = {}
         self._pushed = 0
-        self._profile = ReuseProfile(CLASSES)
+        self._profile = ReuseProfile(HABITS, ANSWERS)
         self._remembered: OrderedDict[Key, int] = OrderedDict()
         self._watched: OrderedDict[Key, int] = OrderedDict()  # class << TIME_BITS | when it came to rest
         self._watch_mask = min(255, (1 << (WATCHED_PER_BLOCK * total // MOST_WATCHED).bit_length()) - 1)
@@ -166,10 +170,11 @@ class CostOrder(EvictionOrder):
                 self._used_again(key)
         super().held(block)
 
-    def rested_all(self, blocks: Sequence[int]) -> None:
+    def rested_all(self, blocks: Sequence[int], generated_tokens: int = 0) -> None:
         uses, last, kinds, starts, watch = self.uses, self.last, self.kind, self.start, self.watch
         parents, kids, now, before, adds = self.parent, self.kids, self._clock, self._before, self._adds
         leaves = []
+        answer = min(max(0, generated_tokens.bit_length() - 4), ANSWERS - 1)
         of_start, once = NO_BLOCK, 0
         for block in blocks:
             now += 1
@@ -182,14 +187,14 @@ class CostOrder(EvictionOrder):
             used = uses[block]
             uses[block] = used + 1
             if used:
-                kind = USED_AGAIN + 3 * adds + (used - 1 if used < 3 else 2)
+                habit = USED_AGAIN + 3 * adds + (used - 1 if used < 3 else 2)
             else:
                 if starts[block] != of_start:
                     of_start = starts[block]
                     new = min(self.length[of_start].bit_length() - 1, SIZES - 1)
                     once = 2 * new + (self.depth[of_start] > 1)
-                kind = once
-            kinds[block] = kind
+                habit = once
+            kinds[block] = kind = habit * ANSWERS + answer
             if watch[block]:
                 self._look(block, kind, now)
             if not kids[block]:
@@ -254,11 +259,14 @@ class CostOrder(EvictionOrder):
                 self._push(parent)
 
     def _push(self, block: int) -> None:
-        heappush(self._heaps[self.kind[block]], (self.last[block], block))
+        heap = self._heaps.get(self.kind[block])
+        if heap is None:
+            heap = self._heaps[self.kind[block]] = []
+        heappush(heap, (self.last[block], block))
         self._pushed += 1
         if self._pushed > 2 * len(self.parent) + 64:
             self._pushed = 0
-            for heap in self._heaps:
+            for heap in self._heaps.values():
                 heap[:] = set(filter(self._waits, heap))
                 heapify(heap)
                 self._pushed += len(heap)
@@ -274,7 +282,7 @@ class CostOrder(EvictionOrder):
         taken: list[int] = []
         while len(taken) < count:
             tops = []
-            for heap in heaps:
+            for heap in heaps.values():
                 while heap and not self._waits(heap[0]):
                     heappop(heap)
                     self._pushed -= 1

@@ -61,8 +61,9 @@ class EvictionOrder:
         """The last holder of a block went: it is CACHED now."""
         self.rested_all((block,))
 
-    def rested_all(self, blocks: Sequence[int]) -> None:
-        """The last holder of these went, children named before parents: all are CACHED by now."""
+    def rested_all(self, blocks: Sequence[int], generated_tokens: int = 0) -> None:
+        """The last holder of these went, children named before parents: all are CACHED by now. So many tokens were
+        generated behind them."""
         order, parent, state, unready, cached = self.order, self.parent, self.state, self.unready, self.cached
         for block in blocks:
             while block not in order and not unready[block]:

@@ -240,7 +240,7 @@ class Ledger(Boardings):
 
     def _release(self, op: Release) -> list[ResultCode]:
         if not op.blocks:
-            return [self._ended(op.request)]
+            return [self._ended(op.request, op.generated_tokens)]
         holding = self.requests.get(op.request)
         codes: list[ResultCode] = []
         for handle in op.blocks:
@@ -259,16 +259,16 @@ class Ledger(Boardings):
         self._tidy(op.request)
         return codes
 
-    def _ended(self, request: RequestId) -> ResultCode:
+    def _ended(self, request: RequestId, generated_tokens: int) -> ResultCode:
         """The request wants nothing any more: neither what it holds nor what is pinned for it."""
         below = self.below
         if below is None:
-            return self._release_all(request)
+            return self._release_all(request, generated_tokens)
         holding = self.requests.get(request)
         if holding is not None and holding.tip != NO_BLOCK and self.blocks.state[holding.tip] is SEALED:
             below.keep(holding.tip)
         had_pins = below.released(request)
-        code = self._release_all(request)
+        code = self._release_all(request, generated_tokens)
         return OK if had_pins else code
 
     def _swap(self, op: Swap) -> SwapResult:

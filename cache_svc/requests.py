@@ -68,7 +68,7 @@ class Requests:
                 self.joins.withdrawn(joiner, count)
                 self._tidy(joiner)
 
-    def _release_all(self, request: RequestId) -> ResultCode:
+    def _release_all(self, request: RequestId, generated_tokens: int = 0) -> ResultCode:
         self.joins.forget(request)
         holding = self.requests.get(request)
         if holding is None:
@@ -77,7 +77,7 @@ class Requests:
             self._withdraw_keys(request, holding, list(holding.own))
         if holding.joins:
             self.pending.leave(holding.joins, request)
-        self.blocks.drop(reversed(holding.blocks))
+        self.blocks.drop(reversed(holding.blocks), generated_tokens)
         del self.requests[request]
         return OK
 

@@ -1,14 +1,19 @@
 """How soon a block that nobody holds is used again: learned from what happened to others of its class.
 
-A class says how a block was used so far, an age how long nobody has used it, in blocks that came to rest since then.
-From the ages at which blocks were used again, and those of the blocks that still wait, comes the chance of reuse in
-each age (the actuarial estimate of a survival curve), drawn towards that of all classes where a class has little to
-say. The *value* of keeping a block at an age is the best rate of hits per time that it can still earn, over all times
-for which one might keep it: the Gittins index of the block as a bandit that pays once. Blocks compete for room by
-values, so that one whose reuse is likely but far away may go before one whose reuse is unlikely but soon.
+A class is a pair: how a block was used so far, its *habit*, and how long the answer was that was generated behind it.
+An age says how long nobody has used it, in blocks that came to rest since then. From the ages at which blocks were used
+again, and those of the blocks that still wait, comes the chance of reuse in each age (the actuarial estimate of a
+survival curve). Where a class has little to say, it is drawn towards the chance of all blocks at that age, times how
+much more often than all its habit and its answers are used again: proportional hazards, of which the factors are found
+in turn until they agree (iterative proportional fitting).
 
-References: Gittins, "Bandit processes and dynamic allocation indices" (JRSS B, 1979); Beckmann, Chen and Cidon, "LHD:
-Improving cache hit rate by maximizing hit density" (NSDI 2018), which ranks by hits per space and time in classes too.
+The *value* of keeping a block at an age is the best rate of hits per time that it can still earn, over all times for
+which one might keep it: the Gittins index of the block as a bandit that pays once. Blocks compete for room by values,
+so that one whose reuse is likely but far away may go before one whose reuse is unlikely but soon.
+
+References: Gittins, "Bandit processes and dynamic allocation indices" (JRSS B, 1979); Cox, "Regression models and
+life-tables" (JRSS B, 1972); Beckmann, Chen and Cidon, "LHD: Improving cache hit rate by maximizing hit density" (NSDI
+2018), which ranks by hits per space and time in classes too.
 
 Counts are integers, and floating-point numbers are only added, multiplied and divided, in a fixed order: the same uses
 give the same values on every machine.
@@ -25,8 +30,12 @@ F64 = NDArray[np.float64]
 
 AGES = 64
 """Buckets of ages, two for each doubling: up to 2^32 blocks."""
-PRIOR = 20
-"""Blocks that a class must have seen to count as much as all classes together."""
+PRIOR = 100
+"""Blocks that a class must have seen at an age to count as much there as what all blocks say of it."""
+FEW_USES = 5
+FEW_USES_OF_CLASS = 20
+"""Uses that are expected of a habit or a length of answers, or of a class, before it counts much."""
+ROUNDS = 3
 MOST_EVENTS = 1 << 16
 """Above so many, what is long past is halved."""
 
@@ -45,11 +54,13 @@ WIDTH = np.array([1.0, 1.0, *(float(1 << max(0, (bucket >> 1) - 1)) for bucket i
 class ReuseProfile:
     """`values[class][age bucket]`: hits per block of time, never rising with the age; empty until the first `learn`."""
 
-    __slots__ = ("_gone", "_used", "values")
+    __slots__ = ("_answers", "_gone", "_used", "values")
 
-    def __init__(self, classes: int) -> None:
-        self._used: I64 = np.zeros((classes, AGES), np.int64)
-        self._gone: I64 = np.zeros((classes, AGES), np.int64)
+    def __init__(self, habits: int, answers: int = 1) -> None:
+        """The class of a habit and a length of answers is `habit * answers + answer`."""
+        self._answers = answers
+        self._used: I64 = np.zeros((habits * answers, AGES), np.int64)
+        self._gone: I64 = np.zeros((habits * answers, AGES), np.int64)
         self.values: list[list[float]] = []
 
     def used(self, kind: int, age: int) -> None:
@@ -71,14 +82,32 @@ class ReuseProfile:
         ended = self._used + idle
         at_risk = np.cumsum(ended[:, ::-1], axis=1)[:, ::-1]
         exposed = at_risk - ended / 2.0
-        chance = self._used.sum(axis=0) / np.maximum(np.cumsum(exposed, axis=0)[-1], 1.0)
-        chance = (self._used + PRIOR * chance) / (exposed + PRIOR)
+        chance = self._used.sum(axis=0) / np.maximum(_total(exposed.T), 1.0)
+        often = self._how_often(self._used.sum(axis=1), _total(exposed * chance))
+        chance = (self._used + PRIOR * often[:, None] * chance) / (exposed + PRIOR)
         values = _values(np.minimum(chance, 0.999))
         self.values = values.tolist()
         if int(self._used.sum()) > MOST_EVENTS:
             self._used //= 2
             self._gone //= 2
         return values[kinds, buckets]
+
+    def _how_often(self, uses: I64, expected: F64) -> F64:
+        """[class] how much more often than others it is used again; `expected` are its uses if it were like all."""
+        used, like_all = uses.reshape(-1, self._answers), expected.reshape(-1, self._answers)
+        answer = np.ones(self._answers)
+        for _ in range(ROUNDS):
+            habit = (used.sum(axis=1) + FEW_USES) / (_total(like_all * answer) + FEW_USES)
+            answer = (used.sum(axis=0) + FEW_USES) / (_total((like_all * habit[:, None]).T) + FEW_USES)
+        both = habit[:, None] * answer
+        often: F64 = both * (used + FEW_USES_OF_CLASS) / (like_all * both + FEW_USES_OF_CLASS)
+        return often.ravel()
+
+
+def _total(values: F64) -> F64:
+    """The sum along the last axis, one after the other."""
+    total: F64 = np.cumsum(values, axis=-1)[..., -1]
+    return total
 
 
 def _age_buckets(ages: I64) -> I64:

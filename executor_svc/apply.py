@@ -125,7 +125,7 @@ class Apply:
 
     def _let_go(self, request: LiveRequest) -> None:
         """The next batch releases all that the request holds; what it took from the grant untold goes back."""
-        self._releases.append(Release(request.id))
+        self._releases.append(Release(request.id, generated_tokens=request.generated))
         self._forget_blocks(request)
 
     def _forget_blocks(self, request: LiveRequest) -> None:

@@ -88,10 +88,14 @@ class Withdraw:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """The request holds `blocks` no more; empty: everything, joins and pending keys too."""
+    """The request holds `blocks` no more; empty: everything, joins and pending keys too.
+
+    `generated_tokens`, so far, say something of how soon a block is used again.
+    """
 
     request: RequestId
     blocks: Sequence[Block] = ()
+    generated_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

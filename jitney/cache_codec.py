@@ -47,7 +47,10 @@ def encode_batch(batch: Batch, executor: str) -> pb.Batch:
         step=batch.step,
         in_flight_step=batch.in_flight_step,
         withdraws=[pb.Withdraw(request=op.request) for op in batch.withdraws],
-        releases=[pb.Release(request=op.request, blocks=pack(op.blocks)) for op in batch.releases],
+        releases=[
+            pb.Release(request=op.request, blocks=pack(op.blocks), generated_tokens=op.generated_tokens)
+            for op in batch.releases
+        ],
         swaps=[pb.Swap(request=op.request, tier=wire(op.tier)) for op in batch.swaps],
         binds=[pb.Bind(request=op.request, blocks=pack(op.blocks)) for op in batch.binds],
         returns=[pb.Return(blocks=pack(op.blocks)) for op in batch.returns],
@@ -112,7 +115,10 @@ def decode_batch(message: pb.Batch) -> Batch:
             for op in message.seals
         ],
         withdraws=[Withdraw(RequestId(op.request)) for op in message.withdraws],
-        releases=[Release(RequestId(op.request), handles(op.blocks, "releases.blocks")) for op in message.releases],
+        releases=[
+            Release(RequestId(op.request), handles(op.blocks, "releases.blocks"), op.generated_tokens)
+            for op in message.releases
+        ],
         swaps=[Swap(RequestId(op.request), tier_of(op.tier)) for op in message.swaps],
         binds=[Bind(RequestId(op.request), handles(op.blocks, "binds.blocks")) for op in message.binds],
         returns=[Return(handles(op.blocks, "returns.blocks")) for op in message.returns],

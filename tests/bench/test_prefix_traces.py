@@ -51,7 +51,7 @@ def test_no_order_hits_more_than_belady(paths: list[list[int]], blocks: int) -> 
     chains = chains_of(paths)
     best = belady_hits(chains, blocks)
     assert best == best_hits(chains, blocks)
-    trace = Trace("t", 16, chains, [100] * len(chains))
+    trace = Trace("t", 16, chains, [100] * len(chains), [50] * len(chains))
     for order in ORDERS.values():
         assert replay(trace, blocks, order).hit_blocks <= best
     assert replay(trace, max(trace.distinct, blocks), ORDERS["cost"]).hit_blocks == trace.total - trace.distinct
@@ -63,7 +63,7 @@ def mooncake(folder: Path) -> Path:
     with path.open("w") as file:
         for turn, user in itertools.product(range(6), range(3)):
             ids = [0, *(100 * user + 10 + at for at in range(turn)), 1000 + 10 * turn + user]
-            file.write(json.dumps({"input_length": 512 * len(ids) - 100, "hash_ids": ids}) + "\n")
+            file.write(json.dumps({"input_length": 512 * len(ids) - 100, "output_length": 9, "hash_ids": ids}) + "\n")
     return path
 
 
@@ -85,7 +85,7 @@ def test_figures_of_a_small_trace(tmp_path: Path) -> None:
 
 def test_agentic_sessions_share_their_system_prompt(tmp_path: Path) -> None:
     def request(at: float, *runs: tuple[int, int]) -> dict[str, object]:
-        return {"t": at, "in": 64 * sum(last - first + 1 for first, last in runs), "hash_runs": runs}
+        return {"t": at, "out": 9, "in": 64 * sum(last - first + 1 for first, last in runs), "hash_runs": runs}
 
     session = {
         "block_size": 64,
