@@ -16,7 +16,7 @@ what it kept would never learn that it evicts the wrong ones.
 
 **The guard.** Of all watched blocks, held and evicted, LRU would hold the youngest and this order those of the highest
 value, as many as there is room for. When a watched block is used that only one of them would have held, it counts for
-that one, whichever is in force. Unless this order wins 15 % more of them than it loses, it is that of LRU.
+that one, whichever is in force. Unless this order wins 30 % more of them than it loses, it is that of LRU.
 
 Time is the number of blocks that came to rest: no clock, no random source; the same calls give the same order.
 """
@@ -49,7 +49,7 @@ MOST_WATCHED = 1 << 14
 WATCHED_PER_BLOCK = 4
 REMEMBERED_PER_BLOCK = 2
 MOST_REMEMBERED = 1 << 18
-TRUST_PERCENT = 115
+TRUST_PERCENT = 130
 """Hits that only this order would have had, to those that only LRU would have: below, the order is that of LRU."""
 FORGET = 3
 """Of both, one in 2^FORGET is forgotten at each learning."""

@@ -30,7 +30,7 @@ F64 = NDArray[np.float64]
 
 AGES = 64
 """Buckets of ages, two for each doubling: up to 2^32 blocks."""
-PRIOR = 100
+PRIOR = 50
 """Blocks that a class must have seen at an age to count as much there as what all blocks say of it."""
 FEW_USES = 5
 FEW_USES_OF_CLASS = 20

@@ -46,8 +46,8 @@ class Pool:
         self.order = order(self.index, self.state, CACHED)
         self.evicted: list[int] = []
 
-    def use(self, path: Sequence[int]) -> int:
-        """A request comes, computes what is not there, and goes; how many blocks it found."""
+    def use(self, path: Sequence[int], generated_tokens: int = 0) -> int:
+        """A request comes, computes what is not there, generates, and goes; how many blocks it found."""
         keys = [key_of(path[: at + 1]) for at in range(len(path))]
         held = self.index.find(keys)
         for block in held:
@@ -65,7 +65,7 @@ class Pool:
             held.append(block)
         for block in reversed(held):
             self.state[block] = CACHED
-            self.order.rested(block)
+        self.order.rested_all(held[::-1], generated_tokens)
         return found
 
     def evict(self, count: int) -> None:
@@ -158,6 +158,23 @@ def test_what_never_comes_back_does_not_drive_out_what_does() -> None:
     """The working set of the five is 15 blocks; between two uses of one come 40 others."""
     assert hits(EvictionOrder, 30) == 0
     assert hits(CostOrder, 30) > 0.8 * 3 * 3000
+
+
+def test_prompts_with_the_answers_of_those_that_come_back_are_kept() -> None:
+    """Prompts of one kind, short or long answers: only those of short ones come back, once, and later than the pool
+    holds all."""
+
+    def found(order: OrderOf) -> int:
+        pool, hits = Pool(60, order), 0
+        for number in range(3000):
+            hits += pool.use([number - 10, 1], 5) if number % 5 == 0 else 0
+            pool.use([number, 1], 5 if number % 5 == 0 else 500)
+            for other in range(2):
+                pool.use([-1 - 2 * number - other, 1], 500)
+        return hits
+
+    assert found(EvictionOrder) < 100
+    assert found(CostOrder) > 700
 
 
 def test_a_chain_is_evicted_from_its_end() -> None:

@@ -46,6 +46,19 @@ def test_a_class_that_is_used_again_is_worth_more_at_every_age_before() -> None:
     assert all(profile.values[0][age_bucket(age)] > 2 * profile.values[1][age_bucket(age)] for age in (0, 10, 400))
 
 
+def test_a_class_without_history_is_like_its_habit_and_its_answers() -> None:
+    """Of four classes, three are known: a habit that comes back, and answers after which blocks do."""
+    profile = ReuseProfile(2, 2)
+    for kind, uses in ((0, 10), (1, 100), (2, 100)):
+        for _ in range(uses):
+            profile.used(kind, 500)
+        for _ in range(2000 - uses):
+            profile.gone(kind, 500)
+    profile.learn(NOBODY, NOBODY)
+    values = [profile.values[kind][age_bucket(10)] for kind in range(4)]
+    assert values[3] > 2 * max(values[1], values[2]) > 4 * values[0]
+
+
 def test_one_block_says_little_against_many() -> None:
     """What a class has seen of one block leaves it near all others."""
     profile = ReuseProfile(2)
