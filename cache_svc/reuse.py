@@ -85,7 +85,7 @@ class ReuseProfile:
         chance = self._used.sum(axis=0) / np.maximum(_total(exposed.T), 1.0)
         often = self._how_often(self._used.sum(axis=1), _total(exposed * chance))
         chance = (self._used + PRIOR * often[:, None] * chance) / (exposed + PRIOR)
-        values = _values(np.minimum(chance, 0.999))
+        values = _values(np.minimum(chance, 0.999), int(self._used.any(axis=0).nonzero()[0].max(initial=-1)) + 1)
         self.values = values.tolist()
         if int(self._used.sum()) > MOST_EVENTS:
             self._used //= 2
@@ -117,15 +117,16 @@ def _age_buckets(ages: I64) -> I64:
     return np.where(ages < 2, ages, np.minimum(buckets, AGES - 1))
 
 
-def _values(chance: F64) -> F64:
-    """Best hits per time from each age on. `chance` [class, age bucket] is that of a use within the bucket."""
+def _values(chance: F64, used_ages: int) -> F64:
+    """Best hits per time from each age on. `chance` [class, age bucket] is that of a use within the bucket, 0 from
+    bucket `used_ages` on."""
     classes = len(chance)
     alive = np.concatenate([np.ones((classes, 1)), np.multiply.accumulate(1.0 - chance, axis=1)], axis=1)
     lived = (alive[:, :-1] + alive[:, 1:]) / 2.0 * WIDTH
     time = np.concatenate([np.zeros((classes, 1)), np.cumsum(lived, axis=1)], axis=1)
     best = np.zeros((classes, AGES))
-    for age in range(AGES):
-        hits = alive[:, age : age + 1] - alive[:, age + 1 :]
-        spent = time[:, age + 1 :] - time[:, age : age + 1]
+    for age in range(used_ages):
+        hits = alive[:, age : age + 1] - alive[:, age + 1 : used_ages + 1]
+        spent = time[:, age + 1 : used_ages + 1] - time[:, age : age + 1]
         best[:, age] = np.divide(hits, spent, out=np.zeros_like(hits), where=spent > 0).max(axis=1)
     return np.maximum.accumulate(best[:, ::-1], axis=1)[:, ::-1]
