@@ -85,7 +85,8 @@ class ReuseProfile:
         chance = self._used.sum(axis=0) / np.maximum(_total(exposed.T), 1.0)
         often = self._how_often(self._used.sum(axis=1), _total(exposed * chance))
         chance = (self._used + PRIOR * often[:, None] * chance) / (exposed + PRIOR)
-        values = _values(np.minimum(chance, 0.999), int(self._used.any(axis=0).nonzero()[0].max(initial=-1)) + 1)
+        used_ages = int(np.flatnonzero(self._used.sum(axis=0)).max(initial=-1)) + 1
+        values = _values(np.minimum(chance, 0.999), used_ages)
         self.values = values.tolist()
         if int(self._used.sum()) > MOST_EVENTS:
             self._used //= 2
