@@ -131,7 +131,7 @@ static void run_streams(const Matrix *m, const Operand *x, int64_t rows, int64_t
 
 /* Whether rows are so few, and panels so many, that STREAMS of them are read together. */
 static int in_streams(int64_t rows, int64_t panels, int64_t threads) {
-    return rows <= TILE_ROWS / STREAMS && panels / STREAMS >= threads * STREAM_PIECES;
+    return rows > 0 && rows <= TILE_ROWS / STREAMS && panels / STREAMS >= threads * STREAM_PIECES;
 }
 
 void NAME(share_product)(const Matrix *m, const Operand *x, int64_t rows, float *out, int64_t stride, int how,
