@@ -27,6 +27,7 @@ class ExecutorConfig(ServingConfig):
     name: str = option("executor-0", "Name of this executor, stable over its restarts")
     schedulers: tuple[str, ...] = option(("127.0.0.1:50052",), "Addresses of the schedulers, comma separated")
     cache: str = option("127.0.0.1:50053", "Address of the cache")
+    metrics_port: int = option(0, "Port for Prometheus, on --host; 0: no metrics", minimum=0, maximum=65535)
     shared_dir: Path | None = option(
         None, "Folder shared with the cache, for the lock that says that this process lives; absent: in shared memory"
     )

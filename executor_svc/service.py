@@ -30,6 +30,7 @@ from executor_svc.engine import Engine
 from executor_svc.hasher import HashWorker
 from executor_svc.lock_file import LockFile
 from executor_svc.loop import Loop, LoopSettings
+from executor_svc.metrics import ExecutorMetrics, MetricsServer
 from executor_svc.model.calibration import MOST_TOKENS, calibrate_cached
 from executor_svc.model.device_model import DeviceModel
 from executor_svc.model.model import CpuModel
@@ -109,6 +110,9 @@ class Executor:
         self._closing.push_async_callback(scheduler.close)
         engine.start()
         self._closing.push_async_callback(asyncio.to_thread, engine.stop)
+        if self._config.metrics_port:
+            metrics = MetricsServer(ExecutorMetrics(engine.status, info), self._config.host, self._config.metrics_port)
+            self._closing.push_async_callback(asyncio.to_thread, metrics.close)
         self._engine = engine
         columns = asyncio.create_task(self._follow_policy(engine, advice))
         self._closing.callback(columns.cancel)

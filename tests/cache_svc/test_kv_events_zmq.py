@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import sys
 from collections.abc import Awaitable, Callable
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -24,6 +23,7 @@ from tests.support.cache_caller import Client
 from tests.support.kv_mirror import Mirror
 from tests.support.kv_rig import WatchedRig, truth
 from tests.support.ledger_rig import BLOCK_TOKENS, boarding, prompt
+from tests.support.ports import free_ports
 from tests.support.processes import service
 
 
@@ -166,15 +166,6 @@ def test_an_address_that_is_taken() -> None:
         first.close()
 
     asyncio.run(run())
-
-
-def free_ports(count: int) -> list[int]:
-    """Nobody listens there."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
 
 
 def test_the_service_publishes_what_it_has(tmp_path: Path) -> None:

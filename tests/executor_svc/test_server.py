@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import grpc
 import grpc.aio
@@ -30,6 +32,7 @@ from jitney.serving.channels import channel
 from jitney.serving.status import from_rpc_error
 from jitney.supervisor import ServeOptions, Supervisor
 from scheduler_svc.lengths.trees import LengthTable, Trees, write_table
+from tests.support.ports import free_ports
 from tests.support.tiny_llama import IM_END, make_tiny_llama
 
 CONTEXT, BLOCK, POOL, ROWS = 512, 16, 96, 4
@@ -51,7 +54,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def services(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Supervisor]:
+def metrics_port() -> int:
+    return free_ports(1)[0]
+
+
+@pytest.fixture(scope="module")
+def services(model: Path, metrics_port: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Supervisor]:
     state = tmp_path_factory.mktemp("state")
     arguments = (
         f"--model={model}",
@@ -62,6 +70,7 @@ def services(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         "--chunk-cap-tokens=32",
         "--max-message-bytes=1048576",
         "--threads=1",
+        f"--metrics-port={metrics_port}",
     )
     with Supervisor(ServeOptions(state_dir=state, grace_s=5, executor_args=arguments)) as running:
         yield running
@@ -622,7 +631,7 @@ def test_model_info(services: Supervisor) -> None:
     run(services, test)
 
 
-def test_status_and_explain(services: Supervisor) -> None:
+def test_status_explain_and_metrics(services: Supervisor, metrics_port: int) -> None:
     async def test(stub: Any) -> None:
         calls = [stub.Generate(long(80 + i, request_id=f"r{i}")) for i in range(ROWS)]
         await asyncio.gather(*(Collected().read(call, tokens=2) for call in calls))
@@ -632,6 +641,10 @@ def test_status_and_explain(services: Supervisor) -> None:
         assert now.num_running == ROWS
         assert now.scheduler_connected and now.cache_connected and not now.not_ready
         assert now.backend == (await stub.GetModelInfo(pb.GetModelInfoRequest())).backend != ""
+        with urlopen(f"http://127.0.0.1:{metrics_port}/metrics", timeout=10) as answer:
+            metrics = answer.read().decode()
+        assert f'backend="{now.backend}"' in metrics
+        assert re.search(rf'^vllm:num_requests_running\{{model_name=".+"\}} {ROWS}.0$', metrics, re.MULTILINE)
         assert len(now.history) == 5 and now.history[-1].rows == ROWS
         assert [s.step for s in now.history] == sorted(s.step for s in now.history)
         assert sum(r.count for r in now.waiting_reasons) == 2
