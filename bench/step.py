@@ -7,9 +7,9 @@ with a clock at each part of the model. Beside attention stands the time in whic
 as fp32 (roofline.py); they are fp16 in the pool.
 
 The stack: three services as `jitney serve` starts them, and 32 streams that this process reads and throws away, all on
-this machine's cores; a steady step is one in which all 32 rows decode. In turn with it, while it idles, the bare
-forward pass of the same rows and mean context on prepared plans. CPU time of a step is what each process used in a
-round, over its steps. Ratios are medians over the rounds; the last line is JSON.
+this machine's cores; a steady step is one in which all 32 rows decode, and each is decided on (`--horizon=steps`). In
+turn with it, while it idles, the bare forward pass of the same rows and mean context on prepared plans. CPU time of a
+step is what each process used in a round, over its steps. Ratios are medians over the rounds; the last line is JSON.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ def serve(model: CpuModel, path: Path, threads: int, rounds: int) -> list[Round]
             grace_s=1.0,
             executor_args=(
                 *(f"--model={path}", f"--threads={threads}", f"--pool-blocks={POOL_BLOCKS}"),
-                *(f"--block-tokens={BLOCK_TOKENS}", f"--max-rows={ROWS}"),
+                *(f"--block-tokens={BLOCK_TOKENS}", f"--max-rows={ROWS}", "--horizon=steps"),
             ),
         )
         with Supervisor(options) as supervisor:
