@@ -31,7 +31,7 @@ LOAD, URGENT, DEMOTION = range(3)
 """What goes first."""
 _KEEP = 0.9
 """Of a measured rate, with each new piece."""
-PIECE_BYTES = 1 << 20
+PIECE_BYTES = 4 << 20
 """Copied at a time, but a block at least."""
 PIECE_S = 0.01
 """What a piece takes at most where copies are limited, so that one that goes before others does not wait for long."""
