@@ -636,7 +636,10 @@ def test_status_explain_and_metrics(services: Supervisor, metrics_port: int) -> 
         calls = [stub.Generate(long(80 + i, request_id=f"r{i}")) for i in range(ROWS)]
         await asyncio.gather(*(Collected().read(call, tokens=2) for call in calls))
         calls += [stub.Generate(long(90 + i, request_id=f"r{ROWS + i}")) for i in range(2)]
-        while (now := await stub.GetStatus(pb.GetStatusRequest(history_steps=5))).num_waiting < 2:
+        while True:  # they wait, and a decision has said why
+            now = await stub.GetStatus(pb.GetStatusRequest(history_steps=5))
+            if now.num_waiting == sum(r.count for r in now.waiting_reasons) == 2:
+                break
             await asyncio.sleep(0.01)
         assert now.num_running == ROWS
         assert now.scheduler_connected and now.cache_connected and not now.not_ready
@@ -647,7 +650,6 @@ def test_status_explain_and_metrics(services: Supervisor, metrics_port: int) -> 
         assert re.search(rf'^vllm:num_requests_running\{{model_name=".+"\}} {ROWS}.0$', metrics, re.MULTILINE)
         assert len(now.history) == 5 and now.history[-1].rows == ROWS
         assert [s.step for s in now.history] == sorted(s.step for s in now.history)
-        assert sum(r.count for r in now.waiting_reasons) == 2
         assert now.policy.name == "fcfs"
         running = await stub.ExplainRequest(pb.ExplainRequestRequest(request_id="r0"))
         waiting = await stub.ExplainRequest(pb.ExplainRequestRequest(request_id=f"r{ROWS + 1}"))
