@@ -15,7 +15,7 @@ from executor_svc.kernels.elementwise import Elementwise
 from executor_svc.model.linear import Linear
 from executor_svc.model.llama import Layer, Llama
 from executor_svc.model.native_layers import NativeLayers
-from executor_svc.sampling import Sampler
+from executor_svc.sampling import select_sampler
 from executor_svc.step_plan import StepPlan
 
 PARTS = ("gemm", "attention", "norms", "head", "sampling", "host")
@@ -75,7 +75,7 @@ class TimedModel:
 
     def __init__(self, plain: Llama) -> None:
         self._watch = watch = Stopwatch()
-        self._sampler = Sampler(plain.elementwise)
+        self._sampler = select_sampler(plain.elementwise)
         if plain.native is not None:
             self._llama = plain.with_parts(plain.backend, plain.elementwise)
             self._native: NativeLayers | None = self._llama.native

@@ -9,24 +9,38 @@ left, in the order of token ids. Log-probabilities are those of the model: befor
 from __future__ import annotations
 
 import math
+from typing import Protocol
 
 import numpy as np
 import torch
 
-from executor_svc.kernels.elementwise import Elementwise
+from executor_svc.kernels.elementwise import Elementwise, NativeElementwise
 from executor_svc.philox import uniform
+from executor_svc.sampling_native import NativeSampler
 from executor_svc.step_plan import F32, SamplingRows, StepResult
 from jitney.columns import I32, I64
 
 
-class Sampler:
-    """Draws the new tokens of a step. Stateless but for the kernels that it uses."""
+class Sampler(Protocol):
+    """Draws the new tokens of a step."""
+
+    def draw(self, step: int, logits: torch.Tensor | None, rows: SamplingRows) -> StepResult:
+        """One token for each row of float32 `[S, vocabulary]`; None: no row samples."""
+
+
+def select_sampler(elementwise: Elementwise) -> Sampler:
+    """The native one beside native kernels."""
+    return NativeSampler(elementwise) if isinstance(elementwise, NativeElementwise) else NumpySampler(elementwise)
+
+
+class NumpySampler:
+    """Row by row: what the rules mean, and what runs where the native kernels do not."""
 
     def __init__(self, elementwise: Elementwise) -> None:
         self._elementwise = elementwise
 
     def draw(self, step: int, logits: torch.Tensor | None, rows: SamplingRows) -> StepResult:
-        """One token for each row of float32 `[S, vocabulary]`; None: no row samples."""
+        """See Sampler."""
         if logits is None or len(logits) == 0:
             return StepResult(step, np.empty(0, np.int32))
         tokens = np.empty(len(logits), np.int32)
@@ -112,12 +126,12 @@ def _with_logprobs(step: int, tokens: I32, values: F32, wanted: I32) -> StepResu
     likely = np.full((len(tokens), most), -np.inf, np.float32)
     for row in asking:
         total = _log_sum(values[row])
-        logprobs[row] = values[row, tokens[row]] - total
+        logprobs[row] = float(values[row, tokens[row]]) - total
         count = min(int(wanted[row]), most)
         if count > 0:
             likelier = values[row] if math.isfinite(total) else np.nan_to_num(values[row], nan=-np.inf, neginf=-np.inf)
             ids[row, :count] = best = top_ids(likelier, count)
-            likely[row, :count] = values[row, best] - total
+            likely[row, :count] = values[row, best].astype(np.float64) - total
     return StepResult(step, tokens, logprobs, ids if most else None, likely if most else None)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -86,9 +87,12 @@ class Steps:
         if not got:
             return Got()
         if result.logprobs is not None:
+            told = _logprobs(result)
             for index, request in zip(there or range(len(got)), got, strict=True):
-                if request.submission.logprobs >= 0:
-                    request.answer.logprobs.append(_logprobs(result, index, request.submission.logprobs))
+                count = request.submission.logprobs
+                if count >= 0:
+                    own, ids, likely = told[index]
+                    request.answer.logprobs.append(TokenLogprobs(own, ids[:count], likely[:count]))
         for request, token in zip(got, tokens, strict=True):
             length, buffer = request.length, request.tokens
             if length == len(buffer):
@@ -188,12 +192,10 @@ def push_text(request: LiveRequest, length: int) -> str | None:
     return matched
 
 
-def _logprobs(result: StepResult, index: int, count: int) -> TokenLogprobs:
+def _logprobs(result: StepResult) -> list[tuple[float, list[int], list[float]]]:
+    """Of each row: its token's, and the ids and log-probabilities of the most likely ones."""
     assert result.logprobs is not None
-    if not count or result.top_ids is None or result.top_logprobs is None:
-        return TokenLogprobs(float(result.logprobs[index]))
-    return TokenLogprobs(
-        float(result.logprobs[index]),
-        result.top_ids[index, :count].tolist(),
-        result.top_logprobs[index, :count].tolist(),
-    )
+    none: list[list[Any]] = [[]] * len(result.logprobs)
+    ids = none if result.top_ids is None else result.top_ids.tolist()
+    likely = none if result.top_logprobs is None else result.top_logprobs.tolist()
+    return list(zip(result.logprobs.tolist(), ids, likely, strict=True))

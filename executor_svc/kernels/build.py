@@ -19,7 +19,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ONCE = ("cpu.c",)
-PER_ISA = ("copy.c", "layers.c", "linear.c", "paged_attention.c", "pool.c", "rows.c")
+PER_ISA = ("copy.c", "layers.c", "linear.c", "paged_attention.c", "pool.c", "rows.c", "sampling.c")
 COMPILERS = ("cc", "gcc", "clang")
 COMMON_FLAGS = ("-O3", "-std=gnu11", "-fPIC", "-ffp-contract=off", "-fno-math-errno", "-fvisibility=default")
 X86_FLAGS: dict[str, tuple[str, ...]] = {

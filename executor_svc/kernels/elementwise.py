@@ -43,7 +43,7 @@ class NativeElementwise:
 
     def __init__(self, library: Library, isa: str | None = None) -> None:
         self.isa = library.pick(isa)
-        self._library = library
+        self.library = library
         self._rms_norm = library.kernel("rms_norm", self.isa)
         self._rotary = library.kernel("rotary", self.isa)
         self._silu_mul = library.kernel("silu_mul", self.isa)
@@ -51,7 +51,7 @@ class NativeElementwise:
 
     def describe(self) -> str:
         """See Elementwise."""
-        return self._library.describe(self.isa)
+        return self.library.describe(self.isa)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, epsilon: float, out: torch.Tensor) -> None:
         """See Elementwise."""
@@ -84,7 +84,8 @@ class NativeElementwise:
     def argmax(self, x: torch.Tensor, out: torch.Tensor) -> None:
         """See Elementwise."""
         rows, width = x.shape
-        self._argmax(x.data_ptr(), x.stride(0), out.data_ptr(), rows, width, threads_for(rows * width))
+        threads = min(rows, threads_for(rows * width))
+        self._argmax(x.data_ptr(), x.stride(0), out.data_ptr(), rows, width, threads)
 
 
 class TorchElementwise:

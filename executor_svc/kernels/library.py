@@ -34,6 +34,8 @@ SIGNATURES: dict[str, tuple[type[Any], ...]] = {
     "attend_scratch": (i64, i64, i64),
     "attend_part": (i64, i64),
     "write_kv": (pointer, i64, i64, i64, i64, pointer, pointer, i64, pointer, i64, i64, i32),
+    "sample": (pointer,),
+    "sample_scratch": (i64,),
     "check_table": (pointer, i64, pointer, pointer, i64, i64, i64),
     "copy_blocks": (pointer, pointer, i64, i64, pointer),
     "hash_blocks": (pointer, i64, i64, pointer),
@@ -46,6 +48,7 @@ RETURNS: dict[str, type[Any]] = {
     "check_table": i64,
     "linear_panel": i64,
     "layer_phases": i64,
+    "sample_scratch": i64,
 }
 
 

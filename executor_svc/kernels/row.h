@@ -1,4 +1,4 @@
-/* One row of a Llama layer: each is computed by itself, in an order that its length alone fixes. */
+/* One row of a network: each is computed by itself, in an order that its length alone fixes. */
 #ifndef JITNEY_ROW_H
 #define JITNEY_ROW_H
 
@@ -42,6 +42,26 @@ INLINE void silu_row(const float *gate, const float *up, float *to, int64_t widt
     int64_t whole = width - width % VW;
     for (int64_t i = 0; i < whole; i += VW) v_store(to + i, silu_times(v_load(gate + i), v_load(up + i)));
     for (int64_t i = whole; i < width; i++) to[i] = silu_times(v_set(gate[i]), v_set(up[i]))[0];
+}
+
+/* The first index of the largest element; NaN is never the largest. */
+INLINE int64_t argmax_row(const float *from, int64_t width) {
+    int64_t whole = width - width % VW;
+    vf top = v_set(-INFINITY);
+    vi where = v_set_int(0), index = v_lanes();
+    for (int64_t i = 0; i < whole; i += VW, index += v_set_int(VW)) {
+        vf value = v_load(from + i);
+        vi larger = value > top;
+        top = v_pick(larger, value, top);
+        where = (larger & index) | (~larger & where);
+    }
+    float best = -INFINITY;
+    int64_t found = 0;
+    for (int lane = 0; lane < VW; lane++)
+        if (top[lane] > best || (top[lane] == best && where[lane] < found)) best = top[lane], found = where[lane];
+    for (int64_t i = whole; i < width; i++)
+        if (from[i] > best) best = from[i], found = i;
+    return found;
 }
 
 #endif

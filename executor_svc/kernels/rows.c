@@ -40,23 +40,5 @@ void NAME(silu_mul)(const float *gate_up, int64_t stride, float *out, int64_t ou
 
 /* The first index of the largest element of each row; NaN is never the largest. */
 void NAME(argmax)(const float *x, int64_t stride, int64_t *out, int64_t rows, int64_t width, int threads) {
-    int64_t whole = width - width % VW;
-    ROWS_TOGETHER(threads, r, rows) {
-        const float *from = x + r * stride;
-        vf top = v_set(-INFINITY);
-        vi where = v_set_int(0), index = v_lanes();
-        for (int64_t i = 0; i < whole; i += VW, index += v_set_int(VW)) {
-            vf value = v_load(from + i);
-            vi larger = value > top;
-            top = v_pick(larger, value, top);
-            where = (larger & index) | (~larger & where);
-        }
-        float best = -INFINITY;
-        int64_t found = 0;
-        for (int lane = 0; lane < VW; lane++)
-            if (top[lane] > best || (top[lane] == best && where[lane] < found)) best = top[lane], found = where[lane];
-        for (int64_t i = whole; i < width; i++)
-            if (from[i] > best) best = from[i], found = i;
-        out[r] = found;
-    }
+    ROWS_TOGETHER(threads, r, rows) out[r] = argmax_row(x + r * stride, width);
 }

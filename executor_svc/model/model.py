@@ -20,7 +20,7 @@ from executor_svc.model.llama import Llama
 from executor_svc.model.loader import load_weights, no_progress
 from executor_svc.model.probe import probe_cached
 from executor_svc.model_info import ModelInfo
-from executor_svc.sampling import Sampler
+from executor_svc.sampling import select_sampler
 from executor_svc.step_plan import StepPlan, StepResult
 
 KV_TYPES = {"fp16": torch.float16, "fp32": torch.float32}
@@ -33,7 +33,7 @@ class CpuModel:
         self.llama = llama
         self.config = llama.config
         self.backend: AttentionBackend = llama.backend
-        self._sampler = Sampler(llama.elementwise)
+        self._sampler = select_sampler(llama.elementwise)
         self.info = info
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""The sampler: exact filters, right frequencies, and rows that never feel each other."""
+"""The samplers: exact filters, right frequencies, and rows that never feel each other."""
 
 from __future__ import annotations
 
@@ -12,26 +12,32 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from executor_svc.kernels.elementwise import select_elementwise
+from executor_svc.kernels.elementwise import NativeElementwise, TorchElementwise, select_elementwise
+from executor_svc.kernels.library import load
 from executor_svc.philox import uniform
-from executor_svc.sampling import Sampler, draw_row, top_ids
-from executor_svc.step_plan import F32, SamplingRows
+from executor_svc.sampling import NumpySampler, Sampler, draw_row, select_sampler, top_ids
+from executor_svc.sampling_native import NativeSampler
+from executor_svc.step_plan import F32, SamplingRows, StepResult
 from tests.support.step_plans import sampling_rows
 
-SAMPLER = Sampler(select_elementwise())
+REFERENCE = NumpySampler(TorchElementwise())
+LIBRARY = load()
+NATIVE = {isa: NativeSampler(NativeElementwise(LIBRARY, isa)) for isa in LIBRARY.isas} if LIBRARY is not None else {}
+SAMPLERS: dict[str, Sampler] = {"numpy": REFERENCE, **NATIVE}
+each_sampler = pytest.mark.parametrize("sampler", SAMPLERS.values(), ids=SAMPLERS.keys())
 
 
-def frequencies(logits: F32, how: dict[str, float], draws: int = 20000) -> NDArray[np.float64]:
+def test_native_kernels_draw_where_there_are_any() -> None:
+    assert isinstance(select_sampler(select_elementwise()), NativeSampler if NATIVE else NumpySampler)
+    assert isinstance(select_sampler(TorchElementwise()), NumpySampler)
+
+
+def frequencies(sampler: Sampler, logits: F32, how: dict[str, float], draws: int = 20000) -> NDArray[np.float64]:
     """How often each token comes, over the positions 0 to `draws`, with seed 5."""
-    zeros = np.zeros(draws, np.int32)
-    numbers = uniform(np.full(draws, 5, np.uint64), zeros, np.arange(draws, dtype=np.int32))
-    settings_of_row = {
-        "temperature": how.get("temperature", 1.0),
-        "top_k": int(how.get("top_k", 0)),
-        "top_p": how.get("top_p", 1.0),
-        "min_p": how.get("min_p", 0.0),
-    }
-    tokens = [draw_row(logits, number=float(number), **settings_of_row) for number in numbers]  # type: ignore[arg-type]
+    settings_of_row = {"temperature": 1.0, **how, "top_k": int(how.get("top_k", 0))}
+    rows = sampling_rows(draws, seed=5, **settings_of_row)  # type: ignore[arg-type]
+    rows = replace(rows, position=np.arange(draws, dtype=np.int32))
+    tokens = sampler.draw(0, torch.from_numpy(logits).expand(draws, -1), rows).token_ids
     counts: NDArray[np.float64] = np.bincount(tokens, minlength=len(logits)) / draws
     return counts
 
@@ -62,8 +68,9 @@ LOGITS = np.log(np.array([0.05, 0.4, 0.1, 0.25, 0.15, 0.05], np.float32))
         ({"top_k": 100}, [0, 1, 2, 3, 4, 5]),
     ],
 )
-def test_draws_follow_the_filtered_softmax(how: dict[str, float], kept: list[int]) -> None:
-    seen = frequencies(LOGITS, how)
+@each_sampler
+def test_draws_follow_the_filtered_softmax(sampler: Sampler, how: dict[str, float], kept: list[int]) -> None:
+    seen = frequencies(sampler, LOGITS, how)
     wanted = expected_after(LOGITS, how.get("temperature", 1.0), kept)
     assert set(np.flatnonzero(seen)) == set(kept)
     for token in kept:
@@ -71,12 +78,13 @@ def test_draws_follow_the_filtered_softmax(how: dict[str, float], kept: list[int
         assert abs(seen[token] - wanted[token]) <= error + 1e-12, (token, seen[token], wanted[token])
 
 
-def test_equal_logits_rank_by_token_id() -> None:
+@each_sampler
+def test_equal_logits_rank_by_token_id(sampler: Sampler) -> None:
     logits = np.array([1.0, 2.0, 2.0, 2.0, 0.0, 2.0], np.float32)
     assert top_ids(logits, 3).tolist() == [1, 2, 3]
-    assert set(np.flatnonzero(frequencies(logits, {"top_k": 2}, draws=500))) == {1, 2}
-    assert draw_row(logits, temperature=1.0, top_k=1, top_p=1.0, min_p=0.0, number=0.999) == 1
-    greedy = SAMPLER.draw(0, torch.from_numpy(logits[None]), sampling_rows(1))
+    assert set(np.flatnonzero(frequencies(sampler, logits, {"top_k": 2}, draws=500))) == {1, 2}
+    assert set(np.flatnonzero(frequencies(sampler, logits, {"top_k": 1}, draws=500))) == {1}
+    greedy = sampler.draw(0, torch.from_numpy(logits[None]), sampling_rows(1))
     assert greedy.token_ids.tolist() == [1]
 
 
@@ -95,37 +103,160 @@ def test_extreme_temperatures_stay_finite(temperature: float) -> None:
         assert token == int(np.argmax(logits))
 
 
-def full_sort_reference(logits: F32, temperature: float, top_k: int, top_p: float, min_p: float) -> set[int]:
-    """What may come, by sorting everything."""
-    likelihood = np.exp((logits - logits.max()) / np.float32(temperature))
+ROUNDING = 2e-6
+"""Of likelihoods, and of what they sum up to."""
+
+
+def may_be(logits: F32, token: int, number: float, temperature: float, top_k: int, top_p: float, min_p: float) -> bool:
+    """Whether a token is the one that `number` picks, by sorting everything, or would be with other rounding.
+
+    All filters keep the first so many of the ranking; edges of top_p and min_p that rounding can meet are tried.
+    """
+    likelihood = np.exp(((logits - logits.max()) / np.float32(temperature)).astype(np.float64))
     order = np.lexsort((np.arange(len(logits)), -logits))
     order = order[:top_k] if top_k else order
-    sums = np.cumsum(likelihood[order], dtype=np.float64)
+    ranked = likelihood[order]
+    sums = np.cumsum(ranked)
+    least, most = 1, len(order)
     if top_p < 1.0:
-        order = order[: int(np.searchsorted(sums, top_p * sums[-1])) + 1]
-    return {int(token) for token in order if likelihood[token] >= min_p}
+        reached = np.searchsorted(sums, top_p * sums[-1] * np.array([1 - ROUNDING, 1 + ROUNDING])) + 1
+        least, most = int(reached[0]), min(most, int(reached[1]))
+    enough = [int((ranked >= min_p * edge).sum()) for edge in (1 + ROUNDING, 1 - ROUNDING)]
+    least, most = min(least if top_p < 1.0 else most, max(enough[0], 1)), min(most, enough[1])
+    kept = slice(least - 1, most)
+    before = np.cumsum(ranked * (order < token))[kept]
+    until = np.cumsum(ranked * (order <= token))[kept]
+    target, slack = number * sums[kept], ROUNDING * sums[kept]
+    rank = int(np.flatnonzero(order == token)[0]) if token in order else len(order)
+    there = np.arange(least - 1, most) >= rank
+    return bool((there & (before - slack <= target) & (target <= until + slack)).any())
 
 
-@settings(max_examples=60, deadline=None)
+def some_logits(generator: np.random.Generator, rows: int, vocabulary: int, spread: float) -> F32:
+    """Rows of all kinds: with many ties, few values, zeros of both signs, some that cannot come."""
+    logits = generator.normal(0, spread, (rows, vocabulary)).astype(np.float32)
+    for row, kind in zip(logits, generator.integers(0, 6, rows), strict=True):
+        if kind == 1:
+            row[:] = np.round(row, 2)
+        elif kind == 2:
+            row[:] = np.round(row / 2)
+        elif kind == 3:
+            row[:] = np.copysign(np.float32(0), row)
+        elif kind == 4:
+            row[generator.integers(0, vocabulary, vocabulary // 2 + 1)] = -np.inf
+            row[generator.integers(0, vocabulary)] = spread
+        elif kind == 5:
+            row[generator.integers(0, vocabulary, 3)] *= np.float32(1e30)
+    return logits
+
+
+@each_sampler
+@settings(max_examples=40, deadline=None)
 @given(
     seed=st.integers(0, 2**32 - 1),
-    vocabulary=st.integers(2, 3000),
+    vocabulary=st.sampled_from([1, 2, 5, 127, 128, 129, 3000, 49152]),
     spread=st.sampled_from([0.0, 0.5, 3.0, 20.0]),
-    top_k=st.sampled_from([0, 1, 5, 50, 4000]),
-    top_p=st.sampled_from([0.05, 0.5, 0.9, 0.999, 1.0]),
-    min_p=st.sampled_from([0.0, 0.01, 0.5]),
+    temperature=st.sampled_from([1e-4, 0.1, 0.8, 1.0, 3.0, 100.0]),
+    top_k=st.sampled_from([0, 1, 5, 50, 600, 49151, 49152, 2**31 - 1]),
+    top_p=st.sampled_from([1e-6, 0.05, 0.5, 0.9, 0.999, 1.0]),
+    min_p=st.sampled_from([0.0, 0.01, 0.5, 1.0]),
 )
-def test_filters_equal_a_full_sort(
-    seed: int, vocabulary: int, spread: float, top_k: int, top_p: float, min_p: float
+def test_tokens_are_those_of_a_full_sort(
+    sampler: Sampler,
+    seed: int,
+    vocabulary: int,
+    spread: float,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    min_p: float,
 ) -> None:
     generator = np.random.default_rng(seed)
-    logits = np.round(generator.normal(0, spread, vocabulary), 2).astype(np.float32)  # rounded: many ties
-    allowed = full_sort_reference(logits, 0.8, top_k, top_p, min_p)
-    seen = {
-        draw_row(logits, temperature=0.8, top_k=top_k, top_p=top_p, min_p=min_p, number=float(number))
-        for number in generator.random(20)
-    }
-    assert seen <= allowed
+    logits = some_logits(generator, 4, vocabulary, spread)
+    rows = sampling_rows(4, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)
+    rows = replace(rows, position=np.arange(4, dtype=np.int32))
+    tokens = sampler.draw(0, torch.from_numpy(logits), rows).token_ids
+    numbers = uniform(rows.seed, rows.choice, rows.position)
+    how = temperature, top_k, float(rows.top_p[0]), float(rows.min_p[0])
+    for row in range(4):
+        assert may_be(logits[row], int(tokens[row]), float(numbers[row]), *how), (row, tokens[row])
+
+
+@each_sampler
+def test_random_numbers_are_those_of_philox(sampler: Sampler) -> None:
+    generator = np.random.default_rng(1)
+    rows = random_rows(generator, 300)
+    plain = sampling_rows(300, temperature=1.0)
+    rows = replace(plain, seed=rows.seed, choice=rows.choice, position=rows.position)
+    tokens = sampler.draw(0, torch.zeros(1, 1 << 15).expand(300, -1), rows).token_ids  # sums without rounding
+    numbers = uniform(rows.seed, rows.choice, rows.position)
+    assert tokens.tolist() == np.floor(numbers * (1 << 15)).astype(int).tolist()
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    rows=st.integers(1, 6),
+    vocabulary=st.sampled_from([1, 5, 127, 128, 700, 49152]),
+    spread=st.sampled_from([0.0, 2.0, 20.0]),
+    odd=st.sampled_from([None, np.nan, np.inf, -np.inf]),
+)
+def test_native_samplers_agree_with_each_other_and_with_numpy(
+    seed: int, rows: int, vocabulary: int, spread: float, odd: float | None
+) -> None:
+    """Bit for bit among instruction sets and numbers of threads; beside numpy but for rounding."""
+    generator = np.random.default_rng(seed)
+    values = some_logits(generator, rows, vocabulary, spread)
+    mix = random_rows(generator, rows)
+    if odd is not None:
+        values[
+            generator.integers(0, rows), generator.integers(0, vocabulary, generator.integers(1, vocabulary + 1))
+        ] = odd
+    logits = torch.from_numpy(values)
+    expected = REFERENCE.draw(0, logits, mix)
+    numbers = uniform(mix.seed, mix.choice, mix.position)
+    first = None
+    for sampler in NATIVE.values():
+        for threads in (1, torch.get_num_threads()):
+            result = with_threads(threads, sampler, logits, mix)
+            first = first or result
+            for one, other in zip(parts_of(result), parts_of(first), strict=True):
+                assert one is other is None or (one is not None and other is not None and same_bits(one, other))
+        for row in np.flatnonzero(result.token_ids != expected.token_ids).tolist():
+            how = (float(column[row]) for column in (mix.temperature, mix.top_k, mix.top_p, mix.min_p))
+            temperature, top_k, top_p, min_p = how
+            assert temperature > 0.0 and np.isfinite(values[row].max())
+            token = int(result.token_ids[row])
+            assert may_be(values[row], token, float(numbers[row]), temperature, int(top_k), top_p, min_p)
+        if expected.logprobs is None:
+            assert result.logprobs is None
+            continue
+        same = result.token_ids == expected.token_ids
+        assert result.logprobs is not None
+        np.testing.assert_allclose(result.logprobs[same], expected.logprobs[same], rtol=1e-6, atol=2e-6)
+        assert (result.top_ids is None) == (expected.top_ids is None)
+        if result.top_ids is not None and expected.top_ids is not None:
+            assert result.top_logprobs is not None and expected.top_logprobs is not None
+            assert result.top_ids.tolist() == expected.top_ids.tolist()
+            np.testing.assert_allclose(result.top_logprobs, expected.top_logprobs, rtol=1e-6, atol=2e-6)
+
+
+def with_threads(threads: int, sampler: Sampler, logits: torch.Tensor, rows: SamplingRows) -> StepResult:
+    """What it draws on so many threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        return sampler.draw(0, logits, rows)
+    finally:
+        torch.set_num_threads(before)
+
+
+def parts_of(result: StepResult) -> tuple[NDArray[np.generic] | None, ...]:
+    return result.token_ids, result.logprobs, result.top_ids, result.top_logprobs
+
+
+def same_bits(one: NDArray[np.generic], other: NDArray[np.generic]) -> bool:
+    return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
 
 
 def random_rows(generator: np.random.Generator, rows: int) -> SamplingRows:
@@ -147,18 +278,19 @@ def rows_of(rows: SamplingRows, index: NDArray[np.int64]) -> SamplingRows:
     return replace(rows, **{item.name: getattr(rows, item.name)[index] for item in fields(rows)})
 
 
+@each_sampler
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), rows=st.integers(1, 40), vocabulary=st.sampled_from([33, 512, 5001]))
-def test_a_row_never_depends_on_the_others(seed: int, rows: int, vocabulary: int) -> None:
+def test_a_row_never_depends_on_the_others(sampler: Sampler, seed: int, rows: int, vocabulary: int) -> None:
     generator = np.random.default_rng(seed)
     logits = torch.from_numpy(generator.normal(0, 2, (rows, vocabulary)).astype(np.float32))
     mix = random_rows(generator, rows)
-    together = SAMPLER.draw(9, logits, mix)
+    together = sampler.draw(9, logits, mix)
     order = generator.permutation(rows)
-    shuffled = SAMPLER.draw(9, logits[torch.from_numpy(order)], rows_of(mix, order))
+    shuffled = sampler.draw(9, logits[torch.from_numpy(order)], rows_of(mix, order))
     assert (shuffled.token_ids == together.token_ids[order]).all()
     for row in range(min(rows, 5)):
-        alone = SAMPLER.draw(9, logits[row : row + 1], rows_of(mix, np.array([row])))
+        alone = sampler.draw(9, logits[row : row + 1], rows_of(mix, np.array([row])))
         assert alone.token_ids[0] == together.token_ids[row]
         if mix.logprobs[row] < 0:
             continue
@@ -172,24 +304,26 @@ def test_a_row_never_depends_on_the_others(seed: int, rows: int, vocabulary: int
             assert alone.top_logprobs[0].tobytes() == together.top_logprobs[row, :count].tobytes()
 
 
+@each_sampler
 @pytest.mark.parametrize("odd", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("whole", [False, True])
-def test_a_row_that_is_no_number_harms_no_other(odd: float, whole: bool) -> None:
+def test_a_row_that_is_no_number_harms_no_other(sampler: Sampler, odd: float, whole: bool) -> None:
     logits = np.random.default_rng(0).normal(size=(2, 40)).astype(np.float32)
     one, two = (sampling_rows(n, temperature=0.5, top_k=3, seed=11, logprobs=20) for n in (1, 2))
-    expected = SAMPLER.draw(0, torch.from_numpy(logits[1:].copy()), one)
+    expected = sampler.draw(0, torch.from_numpy(logits[1:].copy()), one)
     logits[0, slice(None) if whole else 7] = odd
-    result = SAMPLER.draw(0, torch.from_numpy(logits), two)
+    result = sampler.draw(0, torch.from_numpy(logits), two)
     assert result.token_ids[1] == expected.token_ids[0]
     assert result.top_ids is not None and result.top_logprobs is not None and expected.top_logprobs is not None
     assert result.top_logprobs[1].tobytes() == expected.top_logprobs[0].tobytes()
     assert len(set(result.top_ids[0].tolist())) == 20
 
 
-def test_logprobs_are_the_models_own() -> None:
+@each_sampler
+def test_logprobs_are_the_models_own(sampler: Sampler) -> None:
     logits = torch.randn(3, 1000, generator=torch.Generator().manual_seed(0)) * 4
     rows = sampling_rows(3, temperature=0.5, top_k=3, seed=11, logprobs=20)
-    result = SAMPLER.draw(0, logits, rows)
+    result = sampler.draw(0, logits, rows)
     reference = torch.log_softmax(logits.double(), dim=-1).numpy()
     assert result.logprobs is not None and result.top_ids is not None and result.top_logprobs is not None
     for row in range(3):
@@ -199,11 +333,12 @@ def test_logprobs_are_the_models_own() -> None:
         assert np.abs(result.top_logprobs[row] - reference[row, best]).max() < 1e-5
 
 
-def test_only_rows_that_ask_get_logprobs() -> None:
+@each_sampler
+def test_only_rows_that_ask_get_logprobs(sampler: Sampler) -> None:
     logits = torch.randn(3, 50, generator=torch.Generator().manual_seed(1))
-    assert SAMPLER.draw(0, logits, sampling_rows(3)).logprobs is None
+    assert sampler.draw(0, logits, sampling_rows(3)).logprobs is None
     rows = replace(sampling_rows(3), logprobs=np.array([-1, 0, 2], np.int32))
-    result = SAMPLER.draw(0, logits, rows)
+    result = sampler.draw(0, logits, rows)
     assert result.logprobs is not None and result.top_ids is not None and result.top_logprobs is not None
     assert np.isnan(result.logprobs).tolist() == [True, False, False]
     assert result.top_ids[:2].tolist() == [[-1, -1], [-1, -1]]
@@ -211,7 +346,8 @@ def test_only_rows_that_ask_get_logprobs() -> None:
     assert (result.top_ids[2] >= 0).all()
 
 
-def test_no_row_gives_no_token() -> None:
-    result = SAMPLER.draw(4, None, sampling_rows(0))
+@each_sampler
+def test_no_row_gives_no_token(sampler: Sampler) -> None:
+    result = sampler.draw(4, None, sampling_rows(0))
     assert result.step == 4
     assert len(result.token_ids) == 0
