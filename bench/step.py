@@ -4,7 +4,7 @@
 
 The parts: steps that decode one token in each of 1, 8 and 32 rows, at contexts of 256 and 1,024, on prepared plans,
 with a clock at each part of the model. Beside attention stands the time in which this machine reads its keys and values
-as fp32 (roofline.py); they are fp16 in the pool.
+as fp32 (roofline.py); they are fp16 in the pool. These steps are greedy; sampling.py says what other rows take to draw.
 
 The stack: three services as `jitney serve` starts them, and 32 streams that this process reads and throws away, all on
 this machine's cores; a steady step is one in which all 32 rows decode, and each is decided on (`--horizon=steps`). In
@@ -29,6 +29,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from bench import sampling
 from bench.batching import BLOCK_TOKENS, decode_plan, fill
 from bench.common import load_average
 from bench.reader import Reader
@@ -189,11 +190,13 @@ def run(path: Path, rounds: int, *, parts_only: bool) -> dict[str, object]:
     floor_ms = 1e3 * machine.attention_s(model.config, ROWS, max(CONTEXTS))
     over_floor = found[ROWS, max(CONTEXTS)]["attention"] / floor_ms
     print(f"attention at batch {ROWS}, context {max(CONTEXTS)}: {over_floor:.2f} of the fp32 floor, {floor_ms:.2f} ms")
+    drawn = sampling.measure(model, path, STEPS)
     measured = [] if parts_only else serve(model, path, machine.threads, rounds)
     ratios = [each.stack_ms / each.bare_ms for each in measured]
     return {
         "stack_over_bare_b32": round(statistics.median(ratios), 3) if ratios else None,
         "attention_over_fp32_floor": round(over_floor, 2),
+        "sampling_us": {kind: times["native"] for kind, times in drawn.items()},
         "step_ms": {str(batch): round(found[batch, CONTEXT]["whole"], 2) for batch in BATCHES},
     }
 
