@@ -1,8 +1,9 @@
 """The seam between the model and whatever computes paged attention.
 
-KV pool, block-major: `[blocks, layers, 2, block_tokens, kv_heads, head_size]`; index 2 of the third axis is K, then
-V. Every launch returns an Event; on a CPU the work is done when the call returns. Each query row's own order of
-summation is fixed: it never depends on other rows, on the chunk or on how the context was cached.
+KV pool, block-major: `[blocks, layers, 2, ...]`, of the third axis K, then V. Inside of those a backend has the order
+that suits it: to everybody else a block is bytes, which only the same backend can read (its `describe` tells). Every
+launch returns an Event; on a CPU the work is done when the call returns. Each query row's own order of summation is
+fixed: it never depends on other rows, on the chunk or on how the context was cached.
 """
 
 from __future__ import annotations
@@ -67,7 +68,8 @@ class AttentionBackend(Protocol):
     bit_invariant: bool
 
     def describe(self) -> str:
-        """What decides the bits of the results beside the pool's type: for the fingerprint."""
+        """What decides the bits of the results beside the pool's type, and what the bytes of a block mean: for the
+        fingerprint, which keeps blocks of other builds apart."""
 
     def plan(self, step: StepPlan) -> Planned:
         """Prepares a step once for all layers. Reads only table entries inside each row's planned context."""

@@ -6,6 +6,7 @@ the arrays: `Item` and `Merge` in kernels/attention.h.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,10 +14,12 @@ import numpy as np
 from executor_svc.step_plan import StepPlan
 from jitney.columns import I32, I64
 
-TILE_TOKENS = 256
+TILE_TOKENS = 128
 """Positions of a tile: TILE in kernels/tile.h."""
-ITEM_ROWS = 60
-"""Query rows of an item, about: so many share the keys and values of a tile. A multiple of the register tile's 6."""
+ITEM_ROWS = 126
+"""Query rows of an item, at most: so many share the keys and values of a tile. Half where that leaves threads idle."""
+REGISTER_ROWS = 6
+"""Query rows of a register tile: REGISTER_ROWS in kernels/tile.h."""
 ITEMS_A_THREAD = 4
 """Below so many items a thread the work is cut finer."""
 
@@ -37,18 +40,22 @@ class Items:
 def cut(step: StepPlan, group: int, kv_heads: int, threads: int) -> Items:
     """Cuts a step for `group` query heads a KV head.
 
-    Queries of a chunk go by the dozen, one KV head an item. A single query (a decode) takes all its heads in one item,
+    Queries of a chunk go by dozens, one KV head an item. A single query (a decode) takes all its heads in one item,
     which reads whole lines of the pool; where that leaves threads idle, one head an item; then one tile an item.
     """
     counts, contexts = np.diff(step.query_start).astype(np.int64), step.context_tokens.astype(np.int64)
+    wanted = ITEMS_A_THREAD * threads
     most = max(1, ITEM_ROWS // group)
-    row, index = _spread(-(-counts // most))
-    first = index * most
-    queries = np.minimum(most, counts[row] - first)
+    if -(-counts // most).sum() * kv_heads < wanted:
+        most = -(-most // 2)
+    size = -(-counts // np.maximum(1, -(-counts // most)))  # equal shares, in whole register tiles
+    size += -size % (REGISTER_ROWS // math.gcd(REGISTER_ROWS, group))
+    row, index = _spread(-(-counts // np.maximum(1, size)))
+    first = index * size[row]
+    queries = np.minimum(size[row], counts[row] - first)
     ends = contexts[row] - counts[row] + first + queries
 
     single = counts[row] == 1
-    wanted = ITEMS_A_THREAD * threads
     heads = np.where(single, kv_heads if int(np.where(single, 1, kv_heads).sum()) >= wanted else 1, 1)
     split = single & (ends > TILE_TOKENS) & (len(row) * kv_heads < wanted)
     parts = np.where(split, -(-ends // TILE_TOKENS), 1)

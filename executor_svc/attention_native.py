@@ -1,4 +1,8 @@
-"""Paged attention by the native kernels. The same bits whatever the chunk, the batch and the number of threads."""
+"""Paged attention by the native kernels. The same bits whatever the chunk, the batch and the number of threads.
+
+In its pool keys are `[kv_heads, head_size, block_tokens]` inside of a block's layer, values `[kv_heads, block_tokens,
+head_size]`: what a vector of scores, or of weighted values, adds up lies side by side, and a head in one piece.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +19,7 @@ from executor_svc.kernels.library import Library, threads_for
 from executor_svc.step_plan import StepPlan
 
 DONE = Done()
+LAYOUT = "keys=heads-by-size-by-tokens values=heads-by-tokens-by-size"
 CACHE_LINE_FLOATS = 16
 WORTH_THREADS_PAIRS = 512
 """Pairs of query and position, all heads together, that are worth waking threads."""
@@ -55,7 +60,7 @@ class NativeAttention:
         self.shape = shape
         self.isa = library.pick(isa)
         self.name = f"native-{self.isa}"
-        self.pool = allocate(shape)
+        self.pool = allocate(shape).flatten(3)
         self.library = library
         self._attend = library.kernel("attend", self.isa)
         self._scratch_size = library.kernel("attend_scratch", self.isa)
@@ -72,7 +77,7 @@ class NativeAttention:
 
     def describe(self) -> str:
         """See AttentionBackend."""
-        return f"attention={self.library.describe(self.isa)}"
+        return f"attention={self.library.describe(self.isa)} {LAYOUT}"
 
     def plan(self, step: StepPlan) -> Planned:
         """See AttentionBackend. ValueError: the step reaches outside of the pool or the table."""
@@ -98,7 +103,8 @@ class NativeAttention:
         check_heads(k, step.tokens, self.shape.kv_heads, self.shape.head_size)
         check_heads(v, step.tokens, self.shape.kv_heads, self.shape.head_size)
         self._write_kv(
-            *(self._layer(layer), self._half, self._block_stride, self.shape.block_tokens, self._width),
+            *(self._layer(layer), self._half, self._block_stride, self.shape.block_tokens),
+            *(self.shape.kv_heads, self.shape.head_size),
             *(step.write_slots.ctypes.data, k.data_ptr(), k.stride(0), v.data_ptr(), v.stride(0)),
             *(step.tokens, threads_for(2 * step.tokens * self._width)),
         )

@@ -28,12 +28,12 @@ def allocate(shape: KVShape) -> torch.Tensor:
     if min(shape.blocks, shape.layers, shape.block_tokens, shape.kv_heads) < 1:
         raise ValueError(f"the pool is empty: {shape}")
     try:
-        room = mmap.mmap(-1, shape.blocks * shape.block_bytes)
+        room = mmap.mmap(-1, shape.blocks * shape.block_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, OverflowError) as error:
         what = f"--pool-blocks {shape.blocks} of {shape.block_bytes} bytes each do not fit into memory: {error}"
         raise InvalidRequest(what, field="pool_blocks", value=shape.blocks) from None
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        with suppress(OSError):  # fewer misses of the address cache, where the kernel can
+        with suppress(OSError):  # fewer misses of the address cache; for shared memory it is seldom allowed
             room.madvise(mmap.MADV_HUGEPAGE)
     dimensions = (shape.blocks, shape.layers, 2, shape.block_tokens, shape.kv_heads, shape.head_size)
     return torch.frombuffer(room, dtype=shape.dtype).view(dimensions)

@@ -70,7 +70,7 @@ static void norm(const Network *net, const Step *step, const float *weight, int6
 static void place(const Network *net, const Layer *layer, const Step *step, char *pool,
                   Worker *worker) {
     const Job *job = step->attention;
-    int64_t size = net->head_size, width = net->kv_heads * size, row = (net->heads + 2 * net->kv_heads) * size;
+    int64_t size = net->head_size, row = (net->heads + 2 * net->kv_heads) * size;
     SHARE_ROWS(worker, t, step->tokens) {
         float *q = step->wide + t * row, *k = q + net->heads * size;
         const float *cosine = net->cosines + step->positions[t] * (size / 2);
@@ -80,7 +80,8 @@ static void place(const Network *net, const Layer *layer, const Step *step, char
             if (norm) norm_row(q + h * size, norm, net->epsilon, q + h * size, size);
             rotate_head(q + h * size, cosine, sine, size / 2);
         }
-        store_kv(pool, job->half, job->block_stride, job->block_tokens, width, step->slots[t], k, k + width);
+        store_kv(pool, job->half, job->block_stride, job->block_tokens, net->kv_heads, size, step->slots[t], k,
+                 k + net->kv_heads * size);
     }
     tick(step, worker, ROWS);
 }

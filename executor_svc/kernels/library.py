@@ -33,7 +33,7 @@ SIGNATURES: dict[str, tuple[type[Any], ...]] = {
     "attend": (pointer,),
     "attend_scratch": (i64, i64, i64),
     "attend_part": (i64, i64),
-    "write_kv": (pointer, i64, i64, i64, i64, pointer, pointer, i64, pointer, i64, i64, i32),
+    "write_kv": (pointer, i64, i64, i64, i64, i64, pointer, pointer, i64, pointer, i64, i64, i32),
     "sample": (pointer,),
     "sample_scratch": (i64,),
     "check_table": (pointer, i64, pointer, pointer, i64, i64, i64),

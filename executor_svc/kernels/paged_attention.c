@@ -1,8 +1,9 @@
 /* Causal attention of a step's query rows over a paged, block-major pool of keys and values.
  *
- * pool: [blocks, layers, 2, block_tokens, kv_heads, head_size]. Work comes as items: some queries of one plan row, for
- * some KV heads. A long context of a single query may be split into one item a tile ("part"), whose sums are folded
- * afterwards in the order of the context, as an unsplit item folds them.
+ * pool: [blocks, layers, 2, kv_heads, ...], where keys are [head_size, block_tokens] and values [block_tokens,
+ * head_size] (pool.h). Work comes as items: some queries of one plan row, for some KV heads. A long context of a single
+ * query may be split into one item a tile ("part"), whose sums are folded afterwards in the order of the context, as an
+ * unsplit item folds them.
  */
 #include <stdint.h>
 
@@ -25,14 +26,15 @@ INLINE void gather_queries(const Job *job, const Item *item, int64_t head, float
 /* Where the keys and values of positions from..to-1 are; no more than a tile, none if from >= to. */
 INLINE void locate(const Job *job, int32_t row, int64_t from, int64_t to, Tile *tile) {
     const int32_t *table = job->table + (int64_t)job->table_rows[row] * job->table_stride;
-    int64_t element = job->half ? 2 : 4, token = job->kv_heads * job->head_size * element;
+    int64_t element = job->half ? 2 : 4, row_bytes = job->head_size * element;
+    int64_t values = job->block_tokens * job->kv_heads * row_bytes;
     int64_t block = from / job->block_tokens, place = from % job->block_tokens;
     tile->count = from < to ? least(to - from, TILE) : 0;
     for (int64_t t = 0; t < tile->count; block++, place = 0) {
-        const char *key = job->pool + table[block] * job->block_stride * element + place * token;
-        for (; place < job->block_tokens && t < tile->count; place++, t++, key += token) {
-            tile->keys[t] = key;
-            tile->values[t] = key + job->block_tokens * token;
+        const char *start = job->pool + table[block] * job->block_stride * element;
+        for (; place < job->block_tokens && t < tile->count; place++, t++) {
+            tile->keys[t] = start + place * element;
+            tile->values[t] = start + values + place * row_bytes;
         }
     }
 }
@@ -86,11 +88,11 @@ INLINE void finish_item(const Job *job, const Item *item, State all, int64_t row
 
 INLINE void run_item(const Job *job, const Item *item, float *scratch, int half) {
     int64_t rows = item->queries * job->group, padded = padded_head(job->head_size), heads = item->heads;
-    int64_t head_bytes = job->head_size * (half ? 2 : 4), first_offset = item->head * head_bytes;
-    Rows w = {.rows = rows, .group = job->group, .head_size = job->head_size, .padded = padded};
+    int64_t head_bytes = job->block_tokens * job->head_size * (half ? 2 : 4), first_offset = item->head * head_bytes;
+    Rows w = {rows, job->group, job->head_size, padded, .stride = job->block_tokens};
     w.strip = carve(&scratch, job->head_size * STRIP);
     w.scores = carve(&scratch, rows * TILE);
-    w.wide = carve(&scratch, TILE * padded);
+    w.wide = carve(&scratch, STRIP * padded);
     State later = carve_state(&scratch, rows, padded), all = carve_state(&scratch, heads * rows, padded);
     float *queries = carve(&scratch, heads * rows * job->head_size);
     for (int64_t h = 0; h < heads; h++)
@@ -138,7 +140,7 @@ INLINE void merge(const Job *job, const Merge *merge) {
 /* Floats that a thread needs for items of at most max_rows query rows a head, max_total over all heads. */
 int64_t NAME(attend_scratch)(int64_t head_size, int64_t max_rows, int64_t max_total) {
     int64_t padded = padded_head(head_size);
-    return head_size * STRIP + TILE * padded + max_rows * (TILE + padded + 2) + max_total * (head_size + padded + 2) +
+    return head_size * STRIP + STRIP * padded + max_rows * (TILE + padded + 2) + max_total * (head_size + padded + 2) +
            16 * 10; /* ten arrays, each from a cache line's start on */
 }
 

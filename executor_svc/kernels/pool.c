@@ -5,12 +5,13 @@
 #include "pool.h"
 #include "vec.h"
 
-/* Keys and values [rows, width] to their slots; slot -1 is skipped. `pool` is at the layer's keys of block 0. */
-void NAME(write_kv)(char *pool, int64_t half, int64_t block_stride, int64_t block_tokens, int64_t width,
-                    const int64_t *slots, const float *k, int64_t k_stride, const float *v, int64_t v_stride,
-                    int64_t rows, int threads) {
+/* Keys and values [rows, kv_heads, head_size] to their slots; slot -1 is skipped. `pool` is at the layer's keys of block 0. */
+void NAME(write_kv)(char *pool, int64_t half, int64_t block_stride, int64_t block_tokens,
+                    int64_t kv_heads, int64_t head_size, const int64_t *slots, const float *k, int64_t k_stride,
+                    const float *v, int64_t v_stride, int64_t rows, int threads) {
     ROWS_TOGETHER(threads, r, rows)
-        store_kv(pool, half, block_stride, block_tokens, width, slots[r], k + r * k_stride, v + r * v_stride);
+        store_kv(pool, half, block_stride, block_tokens, kv_heads, head_size, slots[r], k + r * k_stride,
+                 v + r * v_stride);
 }
 
 /* The first row with a table entry, inside its context, that is no block of the pool; -1: none. */

@@ -2,32 +2,33 @@
  *
  * The order of every sum is fixed by the row's own context: a score adds over the head's dimensions from first to
  * last, the output over positions from first to last, the weights lane by lane over the tile. How many rows share a
- * register tile changes none of it.
+ * register tile, and whether keys and values are widened on the way or before, changes none of it.
  */
 #ifndef JITNEY_TILE_H
 #define JITNEY_TILE_H
 
 #include "vec.h"
 
-#define TILE 256       /* positions of a tile: what a partial softmax covers */
-#define STRIP 64       /* positions of transposed keys held at once */
+#define TILE 128       /* positions of a tile: what a partial softmax covers */
+#define STRIP 64       /* positions whose widened keys or values are held at once */
 #define REGISTER_ROWS 6 /* query rows of a register tile */
-#define DIRECT_ROWS 12 /* up to so many rows, half-precision values are widened on the fly */
-#define MAX_HEAD 256
-#define AHEAD 16       /* positions weighed between two requests for the keys that come next */
+#define DIRECT_ROWS 12 /* up to so many rows, half-precision keys and values are widened on the fly */
+#define LINE 64 /* bytes of the cache */
 
 typedef struct {
     int64_t rows;      /* query rows, one after another: heads of a group inside queries */
     int64_t group;     /* query heads of a KV head */
     int64_t head_size; /* multiple of 8 */
     int64_t padded;    /* head_size rounded up to whole vectors */
+    int64_t stride;    /* elements between the dimensions of a key: tokens of a block */
     const float *q;    /* [rows, head_size], scaled by log2(e) / sqrt(head_size) */
-    float *strip;      /* [head_size, STRIP] transposed keys */
+    float *strip;      /* [head_size, STRIP] widened keys */
     float *scores;     /* [rows, TILE] */
-    float *wide;       /* [TILE, padded] widened values */
+    float *wide;       /* [STRIP, padded] widened values */
 } Rows;
 
-/* Positions of the context: where their keys and values are, all heads. */
+/* Positions of the context: where the first element of their keys and values is, of the pool's first head. A key's next
+ * element is `stride` further on, a value's beside it. */
 typedef struct {
     const char *keys[TILE];
     const char *values[TILE];
@@ -48,85 +49,58 @@ INLINE float get_as_float(const char *p, int64_t index, int half) {
     return half ? half_to_float(((const uint16_t *)p)[index]) : ((const float *)p)[index];
 }
 
-/* Asks for rows from..to-1, so that they are in the second-level cache when their turn comes: blocks lie scattered,
- * and the processor's own prefetching stops at every row of another head. */
-INLINE void prefetch_rows(const char *const *rows, int64_t offset, int64_t from, int64_t to, int64_t bytes) {
+/* Asks for positions from..to-1, so that they are in the second-level cache when their turn comes: blocks lie
+ * scattered, and the processor's own prefetching stops at each block's end. */
+INLINE void prefetch_values(const Rows *w, const Tile *tile, int64_t offset, int64_t from, int64_t to, int half) {
+    int64_t bytes = w->head_size * (half ? 2 : 4);
     for (int64_t t = from; t < to; t++)
-        for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(rows[t] + offset + i, 0, 2);
+        for (int64_t i = 0; i < bytes; i += LINE) __builtin_prefetch(tile->values[t] + offset + i, 0, 2);
 }
 
-/* VW rows of VW elements to VW columns, `stride` apart. */
-INLINE void store_transposed(vf *r, float *to, int64_t stride) {
-#if defined(ISA_AVX512)
-    __m512 t[16], u[16];
-    for (int i = 0; i < 16; i += 2) {
-        t[i] = _mm512_unpacklo_ps((__m512)r[i], (__m512)r[i + 1]);
-        t[i + 1] = _mm512_unpackhi_ps((__m512)r[i], (__m512)r[i + 1]);
-    }
-    for (int i = 0; i < 16; i += 4)
-        for (int j = 0; j < 2; j++) {
-            __m512d low = (__m512d)t[i + j], high = (__m512d)t[i + j + 2];
-            u[i + 2 * j] = (__m512)_mm512_unpacklo_pd(low, high);
-            u[i + 2 * j + 1] = (__m512)_mm512_unpackhi_pd(low, high);
-        }
-    for (int c = 0; c < 4; c++) {
-        __m512 a = _mm512_shuffle_f32x4(u[c], u[4 + c], 0x88), b = _mm512_shuffle_f32x4(u[c], u[4 + c], 0xdd);
-        __m512 e = _mm512_shuffle_f32x4(u[8 + c], u[12 + c], 0x88), f = _mm512_shuffle_f32x4(u[8 + c], u[12 + c], 0xdd);
-        v_store(to + c * stride, (vf)_mm512_shuffle_f32x4(a, e, 0x88));
-        v_store(to + (4 + c) * stride, (vf)_mm512_shuffle_f32x4(b, f, 0x88));
-        v_store(to + (8 + c) * stride, (vf)_mm512_shuffle_f32x4(a, e, 0xdd));
-        v_store(to + (12 + c) * stride, (vf)_mm512_shuffle_f32x4(b, f, 0xdd));
-    }
-#elif defined(ISA_AVX2)
-    __m256 t[8], u[8];
-    for (int i = 0; i < 8; i += 2) {
-        t[i] = _mm256_unpacklo_ps((__m256)r[i], (__m256)r[i + 1]);
-        t[i + 1] = _mm256_unpackhi_ps((__m256)r[i], (__m256)r[i + 1]);
-    }
-    for (int i = 0; i < 8; i += 4)
-        for (int j = 0; j < 2; j++) {
-            __m256d low = (__m256d)t[i + j], high = (__m256d)t[i + j + 2];
-            u[i + 2 * j] = (__m256)_mm256_unpacklo_pd(low, high);
-            u[i + 2 * j + 1] = (__m256)_mm256_unpackhi_pd(low, high);
-        }
-    for (int c = 0; c < 4; c++) {
-        v_store(to + c * stride, (vf)_mm256_permute2f128_ps(u[c], u[4 + c], 0x20));
-        v_store(to + (4 + c) * stride, (vf)_mm256_permute2f128_ps(u[c], u[4 + c], 0x31));
-    }
-#else
-    for (int c = 0; c < VW; c++)
-        for (int i = 0; i < VW; i++) to[c * stride + i] = r[i][c];
-#endif
+/* Whether VW positions of a tile from a multiple of VW on are neighbours in one block. */
+INLINE int are_vectors(const Rows *w) { return w->stride % VW == 0; }
+
+INLINE void prefetch_keys(const Rows *w, const Tile *tile, int64_t offset, int64_t from, int64_t to, int half) {
+    int64_t apart = w->stride * (half ? 2 : 4), bytes = w->head_size * apart;
+    if (!are_vectors(w)) return;
+    for (int64_t t = from; t < to; t += VW)
+        for (int64_t i = 0; i < bytes; i += apart < LINE ? LINE : apart)
+            __builtin_prefetch(tile->keys[t] + offset + i, 0, 2);
 }
 
-/* Keys of positions from..to-1 (at most STRIP) into strip[dimension][position]; the rest of the last vector is zero.
- * Asks for their values, if `values` is given. */
-INLINE void pack_keys(const Rows *w, const char *const *keys, const char *const *values, int64_t offset, int64_t from,
-                      int64_t to, int half) {
-    static const float zeros[MAX_HEAD] __attribute__((aligned(64)));
-    int64_t whole = w->head_size - w->head_size % VW, bytes = w->head_size * (half ? 2 : 4);
-    for (int64_t t = 0; t < to - from; t += VW) {
-        const char *row[VW];
-        for (int i = 0; i < VW; i++) row[i] = from + t + i < to ? keys[from + t + i] + offset : (const char *)zeros;
-        if (values) prefetch_rows(values, offset, from + t, from + t + VW < to ? from + t + VW : to, bytes);
-        for (int64_t d = 0; d < whole; d += VW) {
-            vf r[VW];
-            for (int i = 0; i < VW; i++) r[i] = load_as_float(row[i], d, half);
-            store_transposed(r, w->strip + d * STRIP + t, STRIP);
+/* Keys of VW positions, of which the first `count` are the context's, one by one to strip[dimension]. */
+INLINE void collect_keys(const Rows *w, const char *const *keys, int64_t offset, int64_t count, float *strip,
+                         int half) {
+    for (int64_t i = 0; i < VW; i++)
+        for (int64_t d = 0; d < w->head_size; d++)
+            strip[d * STRIP + i] = i < count ? get_as_float(keys[i] + offset, d * w->stride, half) : 0.0f;
+}
+
+/* Keys of positions from..to-1 (at most STRIP) to strip[dimension][position], in whole vectors. */
+INLINE void widen_keys(const Rows *w, const char *const *keys, int64_t offset, int64_t from, int64_t to, int half) {
+    for (int64_t t = from; t < to; t += VW) {
+        float *strip = w->strip + t - from;
+        if (!are_vectors(w)) {
+            collect_keys(w, keys + t, offset, to - t, strip, half);
+            continue;
         }
-        for (int64_t d = whole; d < w->head_size; d++)
-            for (int i = 0; i < VW; i++) w->strip[d * STRIP + t + i] = get_as_float(row[i], d, half);
+        const char *key = keys[t] + offset;
+        for (int64_t d = 0; d < w->head_size; d++) v_store(strip + d * STRIP, load_as_float(key, d * w->stride, half));
     }
 }
 
-/* Scores of `rows` query rows at `vectors` * VW positions. */
-INLINE void score_block(const float *q, int64_t head_size, const float *strip, float *scores, int rows, int vectors) {
+/* Scores of `rows` query rows at `vectors` * VW positions; keys[j * VW] is where vector j is, its next dimension is
+ * `stride` elements further on. */
+INLINE void score_block(const float *q, int64_t head_size, const char *const *keys, int64_t offset, int64_t stride,
+                        float *scores, int half, int rows, int vectors) {
     vf acc[REGISTER_ROWS][VN];
+    const char *from[VN];
+    for (int j = 0; j < vectors; j++) from[j] = keys[j * VW] + offset;
     for (int r = 0; r < rows; r++)
         for (int j = 0; j < vectors; j++) acc[r][j] = v_set(0.0f);
     for (int64_t d = 0; d < head_size; d++) {
         vf k[VN];
-        for (int j = 0; j < vectors; j++) k[j] = v_load(strip + d * STRIP + j * VW);
+        for (int j = 0; j < vectors; j++) k[j] = load_as_float(from[j], d * stride, half);
         for (int r = 0; r < rows; r++) {
             vf x = v_set(q[r * head_size + d]);
             for (int j = 0; j < vectors; j++) acc[r][j] = v_fma(x, k[j], acc[r][j]);
@@ -186,14 +160,37 @@ INLINE void weigh_block(const float *weights, const char *const *values, int64_t
         default: CALL(6); break;  \
     }
 
-ONCE void score_rows(const Rows *w, int64_t row, int64_t strip, int64_t rows, int64_t positions) {
+#define FOR_VECTORS(rows, count, CALL)  \
+    switch (count) {                    \
+        case 1: CALL(rows, 1); break;   \
+        case 2: CALL(rows, 2); break;   \
+        case 3: CALL(rows, 3 < VN ? 3 : VN); break; \
+        default: CALL(rows, VN); break; \
+    }
+
+/* Scores of `rows` rows from `row` on at positions from..to-1 of the tile, where `keys` begins. */
+INLINE void score_any(const Rows *w, int64_t row, int64_t rows, int64_t from, int64_t to, const char *const *keys,
+                      int64_t offset, int64_t stride, int half) {
     const float *q = w->q + row * w->head_size;
-    float *scores = w->scores + row * TILE + strip;
-    for (int64_t t = 0; t < positions; t += VN * VW) {
-#define CALL(n) score_block(q, w->head_size, w->strip + t, scores + t, n, VN)
+    for (int64_t t = from; t < to; t += VN * VW, keys += VN * VW) {
+        float *scores = w->scores + row * TILE + t;
+        int64_t vectors = least(VN, (to - t + VW - 1) / VW);
+#define ONE(n, m) score_block(q, w->head_size, keys, offset, stride, scores, half, n, m)
+#define CALL(n) FOR_VECTORS(n, vectors, ONE)
         FOR_ROWS(rows, CALL)
 #undef CALL
+#undef ONE
     }
+}
+
+ONCE void score_halves(const Rows *w, int64_t row, int64_t rows, int64_t from, int64_t to, const char *const *keys,
+                       int64_t offset) {
+    score_any(w, row, rows, from, to, keys, offset, w->stride, 1);
+}
+
+ONCE void score_floats(const Rows *w, int64_t row, int64_t rows, int64_t from, int64_t to, const char *const *keys,
+                       int64_t offset, int64_t stride) {
+    score_any(w, row, rows, from, to, keys, offset, stride, 0);
 }
 
 INLINE void weigh_any(const Rows *w, int64_t row, const char *const *values, int64_t offset, int64_t from, int64_t to,
@@ -228,37 +225,41 @@ INLINE void weigh_rows(const Rows *w, int64_t row, const char *const *values, in
     (half ? weigh_halves : weigh_floats)(w, row, values, offset, from, to, accs, rows);
 }
 
-INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-
 /* Positions of a tile that a row attends to, if its first query comes `before` positions behind the tile's start. */
 INLINE int64_t seen(const Rows *w, int64_t before, int64_t row, int64_t count) {
     int64_t bound = before + row / w->group + 1;
     return bound < 0 ? 0 : least(bound, count);
 }
 
-/* Few rows share a tile: their values are read as they lie, and what comes next is asked for meanwhile. */
-INLINE int is_narrow(const Rows *w) { return w->rows <= DIRECT_ROWS && w->head_size == w->padded; }
-
-/* Scores of all rows at the tile's positions. */
+/* Scores of all rows at the tile's positions. Asks for the tile's values. */
 INLINE void score_tile(const Rows *w, const Tile *tile, int64_t offset, int64_t before, int half) {
+    const char *widened[STRIP];
+    int direct = half && w->rows <= DIRECT_ROWS && are_vectors(w);
+    for (int64_t t = 0; t < STRIP; t++) widened[t] = (const char *)(w->strip + t);
     for (int64_t strip = 0; strip < tile->count; strip += STRIP) {
         int64_t to = least(strip + STRIP, tile->count);
-        pack_keys(w, tile->keys, is_narrow(w) ? tile->values : NULL, offset, strip, to, half);
+        prefetch_values(w, tile, offset, strip, to, half);
+        if (!direct) widen_keys(w, tile->keys, offset, strip, to, half);
         for (int64_t r = 0; r < w->rows; r += REGISTER_ROWS) {
             int64_t rows = least(REGISTER_ROWS, w->rows - r);
-            score_rows(w, r, strip, rows, least(seen(w, before, r + rows - 1, tile->count), to) - strip);
+            int64_t end = least(seen(w, before, r + rows - 1, tile->count), to);
+            if (direct)
+                score_halves(w, r, rows, strip, end, tile->keys + strip, offset);
+            else
+                score_floats(w, r, rows, strip, end, widened, 0, STRIP);
         }
     }
 }
 
-/* The tile's values as floats in whole vectors; rows of them are pointed to by `to`. */
-INLINE void widen_values(const Rows *w, const Tile *tile, int64_t offset, const char **to, int half) {
-    for (int64_t t = 0; t < tile->count; t++) {
-        float *row = w->wide + t * w->padded;
-        const char *from = tile->values[t] + offset;
+/* Values of positions from..to-1 as floats in whole vectors; to[position] points to each. */
+INLINE void widen_values(const Rows *w, const Tile *tile, int64_t offset, int64_t from, int64_t end, const char **to,
+                         int half) {
+    for (int64_t t = from; t < end; t++) {
+        float *row = w->wide + (t - from) * w->padded;
+        const char *value = tile->values[t] + offset;
         int64_t d = 0;
-        for (; d + VW <= w->head_size; d += VW) v_store(row + d, load_as_float(from, d, half));
-        for (; d < w->padded; d++) row[d] = d < w->head_size ? get_as_float(from, d, half) : 0.0f;
+        for (; d + VW <= w->head_size; d += VW) v_store(row + d, load_as_float(value, d, half));
+        for (; d < w->padded; d++) row[d] = d < w->head_size ? get_as_float(value, d, half) : 0.0f;
         to[t] = (const char *)row;
     }
 }
@@ -275,6 +276,21 @@ INLINE void weigh_register_tile(const Rows *w, int64_t row, int64_t rows, const 
     }
 }
 
+/* Weighted values of all rows. Asks for the keys of `next`. */
+INLINE void weigh_tile(const Rows *w, const Tile *tile, int64_t offset, int64_t before, float *accs, const Tile *next,
+                       int64_t next_offset, int half) {
+    const char *widened[TILE];
+    int direct = w->rows <= DIRECT_ROWS && w->head_size == w->padded;
+    for (int64_t t = 0; t < tile->count; t += STRIP) {
+        int64_t to = least(t + STRIP, tile->count);
+        prefetch_keys(w, next, next_offset, t, least(to, next->count), half);
+        if (!direct) widen_values(w, tile, offset, t, to, widened, half);
+        for (int64_t r = 0; r < w->rows; r += REGISTER_ROWS)
+            weigh_register_tile(w, r, least(REGISTER_ROWS, w->rows - r), direct ? tile->values : widened,
+                                direct ? offset : 0, t, to, before, accs, direct && half);
+    }
+}
+
 /* One KV head over one tile. `next` is the tile that this head or the next one reads after it, at next_offset. */
 INLINE void attend_tile(const Rows *w, const Tile *tile, int64_t offset, int64_t before, State state, const Tile *next,
                         int64_t next_offset, int half) {
@@ -284,20 +300,7 @@ INLINE void attend_tile(const Rows *w, const Tile *tile, int64_t offset, int64_t
         int64_t count = seen(w, before, r, tile->count);
         if (count) soften(w->scores + r * TILE, count, state.top + r, state.sum + r);
     }
-    if (!is_narrow(w)) {
-        const char *wide[TILE];
-        widen_values(w, tile, offset, wide, half);
-        for (int64_t r = 0; r < w->rows; r += REGISTER_ROWS)
-            weigh_register_tile(w, r, least(REGISTER_ROWS, w->rows - r), wide, 0, 0, tile->count, before, state.acc, 0);
-        return;
-    }
-    for (int64_t t = 0; t < tile->count; t += AHEAD) {
-        int64_t to = least(t + AHEAD, tile->count);
-        prefetch_rows(next->keys, next_offset, t, least(to, next->count), w->head_size * (half ? 2 : 4));
-        for (int64_t r = 0; r < w->rows; r += REGISTER_ROWS)
-            weigh_register_tile(w, r, least(REGISTER_ROWS, w->rows - r), tile->values, offset, t, to, before, state.acc,
-                                half);
-    }
+    weigh_tile(w, tile, offset, before, state.acc, next, next_offset, half);
 }
 
 /* Adds a later tile's sums of one row to what the tiles before it gave. */

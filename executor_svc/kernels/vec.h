@@ -35,6 +35,8 @@ typedef float vf __attribute__((vector_size(VW * 4)));
 typedef int32_t vi __attribute__((vector_size(VW * 4)));
 typedef float vf_any __attribute__((vector_size(VW * 4), aligned(4), may_alias));
 
+INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
 INLINE vf v_load(const float *p) { return *(const vf_any *)p; }
 INLINE void v_store(float *p, vf v) { *(vf_any *)p = v; }
 INLINE vf v_set(float x) { return x - (vf){0}; }
@@ -52,7 +54,16 @@ INLINE vi v_lanes(void) {
 
 /* mask: -1 takes a, 0 takes b */
 INLINE vf v_pick(vi mask, vf a, vf b) { return (vf)((mask & (vi)a) | (~mask & (vi)b)); }
-INLINE vf v_max(vf a, vf b) { return v_pick(a > b, a, b); }
+/* The larger one; b where one of them is NaN. */
+INLINE vf v_max(vf a, vf b) {
+#if defined(ISA_AVX512)
+    return (vf)_mm512_max_ps((__m512)a, (__m512)b);
+#elif defined(ISA_AVX2)
+    return (vf)_mm256_max_ps((__m256)a, (__m256)b);
+#else
+    return v_pick(a > b, a, b);
+#endif
+}
 
 INLINE vf v_fma(vf a, vf b, vf c) {
 #if defined(ISA_AVX512)
@@ -66,27 +77,48 @@ INLINE vf v_fma(vf a, vf b, vf c) {
 
 /* Sums and maxima over lanes, by halves. */
 INLINE float v_sum(vf v) {
-    float x[VW];
-    v_store(x, v);
-    for (int width = VW / 2; width > 0; width /= 2)
-        for (int i = 0; i < width; i++) x[i] += x[i + width];
-    return x[0];
+#if defined(ISA_AVX512) || defined(ISA_AVX2)
+#if defined(ISA_AVX512)
+    __m256 x = _mm256_add_ps(_mm512_castps512_ps256((__m512)v), _mm512_extractf32x8_ps((__m512)v, 1));
+#else
+    __m256 x = (__m256)v;
+#endif
+    __m128 four = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+#else
+    return (v[0] + v[2]) + (v[1] + v[3]);
+#endif
 }
 
 INLINE float v_top(vf v) {
-    float x[VW];
-    v_store(x, v);
-    for (int width = VW / 2; width > 0; width /= 2)
-        for (int i = 0; i < width; i++) x[i] = x[i] > x[i + width] ? x[i] : x[i + width];
-    return x[0];
+#if defined(ISA_AVX512) || defined(ISA_AVX2)
+#if defined(ISA_AVX512)
+    __m256 x = _mm256_max_ps(_mm512_castps512_ps256((__m512)v), _mm512_extractf32x8_ps((__m512)v, 1));
+#else
+    __m256 x = (__m256)v;
+#endif
+    __m128 four = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
+#else
+    float a = v[0] > v[2] ? v[0] : v[2], b = v[1] > v[3] ? v[1] : v[3];
+    return a > b ? a : b;
+#endif
 }
 
-/* 2^x for x <= 126, within 2 units in the last place; 0 below -126. NaN stays NaN. Minimax polynomial of 2^f on
- * [-0.5, 0.5]; the rounding constant leaves the integer part in the low bits of the sum. */
+/* 2^x for x <= 126, within 2 units in the last place; below -126 something smaller than 2^-126. NaN stays NaN. Minimax
+ * polynomial of 2^f on [-0.5, 0.5], times 2 to the integer part; where there is no instruction for that, the rounding
+ * constant leaves the integer part in the low bits of the sum. */
 INLINE vf v_exp2(vf x) {
+#if defined(ISA_AVX512)
+    x = v_max(v_set(-200.0f), x);
+    vf whole = (vf)_mm512_roundscale_ps((__m512)x, 0), f = x - whole;
+#else
     const vf magic = v_set(12582912.0f);
     vf shifted = x + magic;
     vf f = x - (shifted - magic);
+#endif
     vf p = v_set(1.535336196e-4f);
     p = v_fma(p, f, v_set(1.339887385e-3f));
     p = v_fma(p, f, v_set(9.618436918e-3f));
@@ -94,9 +126,13 @@ INLINE vf v_exp2(vf x) {
     p = v_fma(p, f, v_set(2.402264774e-1f));
     p = v_fma(p, f, v_set(6.931471825e-1f));
     p = v_fma(p, f, v_set(1.0f));
+#if defined(ISA_AVX512)
+    return (vf)_mm512_scalef_ps((__m512)p, (__m512)whole);
+#else
     vf scaled = (vf)((vi)p + ((vi)shifted << 23));
     vf result = v_pick(x != x, x, scaled);
     return (vf)((vi)result & ~(x < v_set(-126.0f)));
+#endif
 }
 
 /* Half precision, IEEE, to nearest even. */

@@ -17,7 +17,7 @@ from executor_svc.attention import AttentionBackend, KVShape
 from executor_svc.attention_torch_cuda import TorchCudaAttention
 from executor_svc.backends import select_backend
 from executor_svc.kernels.library import load
-from tests.support.attention_cases import LAYERS, Content, Span
+from tests.support.attention_cases import LAYERS, Content, Span, stored
 
 LIBRARY = load()
 NATIVE = tuple(f"native-{isa}" for isa in LIBRARY.isas) if LIBRARY is not None else ()
@@ -83,6 +83,8 @@ def mixed(
         (2, 4, 128, 16, torch.float16),
         (1, 8, 128, 32, torch.float32),
         (2, 1, 64, 8, torch.float16),
+        (1, 3, 24, 5, torch.float16),
+        (2, 2, 64, 48, torch.float16),
         (1, 7, 40, 8, torch.float16),
         (2, 5, 8, 64, torch.float32),
         (1, 2, 256, 16, torch.float16),
@@ -134,10 +136,10 @@ def test_written_values_are_rounded_to_nearest_even(name: str) -> None:
     planned = backend.plan(content.plan([Span(0, 1)]))
     rows = values.view(1, 1, 64)
     backend.write_kv(planned, 1, rows, -rows)
-    block = backend.pool[int(content.table[0, 0]), 1]
-    assert torch.equal(block[0, 0, 0].view(torch.int16), values.half().view(torch.int16))
-    assert torch.equal(block[1, 0, 0].view(torch.int16), (-values).half().view(torch.int16))
-    assert block[:, 1:].isnan().all()
+    keys, values_held = stored(backend, int(content.table[0, 0]), 1)
+    assert torch.equal(keys[0, 0].contiguous().view(torch.int16), values.half().view(torch.int16))
+    assert torch.equal(values_held[0, 0].contiguous().view(torch.int16), (-values).half().view(torch.int16))
+    assert keys[1:].isnan().all() and values_held[1:].isnan().all()
 
 
 @pytest.mark.parametrize("name", ALL)

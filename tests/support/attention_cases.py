@@ -10,10 +10,23 @@ import torch
 from numpy.typing import NDArray
 
 from executor_svc.attention import AttentionBackend, KVShape
+from executor_svc.attention_native import NativeAttention
 from executor_svc.step_plan import StepPlan
 from tests.support.step_plans import sampling_rows
 
 LAYERS = 2
+
+
+def stored(backend: AttentionBackend, block: int, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values of a block in the pool, whatever its layout: `[block_tokens, kv_heads, head_size]` each."""
+    shape = backend.shape
+    keys, values = backend.pool[block, layer].flatten(1)
+    if not isinstance(backend, NativeAttention):
+        size = (shape.block_tokens, shape.kv_heads, shape.head_size)
+        return keys.view(size), values.view(size)
+    by_size = keys.view(shape.kv_heads, shape.head_size, shape.block_tokens)
+    by_tokens = values.view(shape.kv_heads, shape.block_tokens, shape.head_size)
+    return by_size.permute(2, 0, 1), by_tokens.permute(1, 0, 2)
 
 
 @dataclass(frozen=True, slots=True)

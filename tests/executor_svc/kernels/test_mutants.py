@@ -33,15 +33,25 @@ MUTANTS = {
     "forgets to scale the tiles before": ("tile.h", "now, v_set(*sum) * before)[0]", "now, v_set(*sum))[0]"),
     "takes the values of the next token": (
         "paged_attention.c",
-        "tile->values[t] = key + job->block_tokens * token;",
-        "tile->values[t] = key + (job->block_tokens - 1) * token;",
+        "tile->values[t] = start + values + place * row_bytes;",
+        "tile->values[t] = start + values + (place + 1) % job->block_tokens * row_bytes;",
     ),
     "rounds a lone row otherwise": (
         "tile.h",
         "sums[r][j] = v_fma(p, v[j], sums[r][j]);",
         "sums[r][j] = rows > 1 ? v_fma(p, v[j], sums[r][j]) : sums[r][j] + p * v[j] * v_set(1.0000001f);",
     ),
-    "stores rounded towards zero": ("pool.h", "v_load(from + i))", "v_load(from + i) * v_set(0.9998f))"),
+    "stores values rounded towards zero": (
+        "pool.h",
+        "v_store_half(to + i, v_load(from + i));",
+        "v_store_half(to + i, v_load(from + i) * v_set(0.9998f));",
+    ),
+    "stores keys rounded towards zero": (
+        "pool.h",
+        "v_store_half(halves, v_load(from + i));",
+        "v_store_half(halves, v_load(from + i) * v_set(0.9998f));",
+    ),
+    "mixes up dimensions of keys": ("pool.h", "(i + j) * stride] = halves[j]", "(i + j) * stride] = halves[j ^ 1]"),
 }
 
 
