@@ -41,7 +41,7 @@ class ExecutorConfig(ServingConfig):
     )
     emulated: bool = option(False, "Run a GPU backend on this CPU, its kernels emulated: for tests, very slow")
     fixed_splits: bool = option(False, "cupy_cuda: split contexts alike whatever is in the batch")
-    arithmetic: Literal["auto", "fp16", "bf16", "int8", "fp32"] = option(
+    arithmetic: Literal["auto", "fp16", "bf16", "int16", "int8", "fp32"] = option(
         "auto",
         "Weights; auto: fp16 on a CPU, the model's own type on a GPU; int8: on a CPU, faster and less exact; "
         "fp32: the reference",

@@ -6,7 +6,7 @@
 #include "pool.h"
 #include "row.h"
 
-#define LOOPS 16 /* of a layer, at most: 14 with INT8 */
+#define LOOPS 16 /* of a layer, at most: 14 with whole numbers */
 
 /* Norms are [hidden]; q_norm and k_norm [head_size], or null. */
 typedef struct {
@@ -24,8 +24,8 @@ typedef struct {
 typedef struct {
     float *x; /* [tokens, hidden]: embeddings; afterwards the first `samples` rows are those of `sampled` */
     float *normed, *wide, *attended, *activated;
-    int16_t *quantised; /* for INT8: [tokens, the most inputs of a product], and a scale each */
-    float *scale;
+    int16_t *quantised; /* for whole numbers: [tokens, the most inputs of a product], */
+    float *scale;       /* and a scale for each GROUP */
     const int32_t *positions;
     const int64_t *slots; /* of the pool; -1: not written */
     int64_t tokens;
@@ -52,11 +52,8 @@ static void tick(const Step *step, Worker *worker, int part) {
 
 static void product(const Step *step, const Matrix *m, const float *x, int64_t rows, float *out, int64_t stride, int how,
                     Worker *worker) {
-    Operand from = {x, step->quantised, step->scale, m->inputs};
-    if (m->kind == INT8) {
-        from.stride = 2 * pairs_of(m->inputs);
-        NAME(share_quantise)(x, m->inputs, rows, m->inputs, step->quantised, step->scale, worker);
-    }
+    Own own;
+    Operand from = NAME(share_operand)(m, x, m->inputs, rows, step->quantised, step->scale, &own, worker);
     NAME(share_product)(m, &from, rows, out, stride, how, worker);
     tick(step, worker, PRODUCTS);
 }

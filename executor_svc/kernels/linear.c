@@ -11,21 +11,23 @@
 #define WIDE_INPUTS 2048
 #define STREAM_PIECES 3  /* a thread, at least: with fewer, panels go one by one, so that no thread waits for long */
 
+#if defined(ISA_AVX512)
+#define VNNI 1
+#else
+#define VNNI 0
+#endif
+
 /* `wide`: the panel as floats, or null. */
 static void multiply(const Matrix *m, int64_t panel, const Operand *x, int64_t first, float *tile, int64_t rows,
                      const char *next, const float *wide, int vnni) {
-    (void)vnni;
-#if defined(ISA_AVX512)
-#define WITH_VNNI(n) multiply_int8(m, panel, x, first, tile, n, next, 1)
-#else
-#define WITH_VNNI(n) multiply_int8(m, panel, x, first, tile, n, next, 0)
-#endif
-#define CALL(n)                                                                \
-    case n:                                                                    \
-        if (wide) multiply_wide(m, wide, x, first, tile, n, next);             \
-        else if (m->kind == HALF) multiply_half(m, panel, x, first, tile, n, next); \
-        else if (vnni) WITH_VNNI(n);                                           \
-        else multiply_int8(m, panel, x, first, tile, n, next, 0);              \
+#define CALL(n)                                                                                    \
+    case n:                                                                                        \
+        if (wide) multiply_wide(m, wide, x, first, tile, n, next);                                 \
+        else if (m->kind == HALF) multiply_half(m, panel, x, first, tile, n, next);                \
+        else if (m->kind == INT8 && vnni) multiply_whole(m, panel, x, first, tile, n, next, INT8, VNNI); \
+        else if (m->kind == INT8) multiply_whole(m, panel, x, first, tile, n, next, INT8, 0);      \
+        else if (vnni) multiply_whole(m, panel, x, first, tile, n, next, INT16, VNNI);             \
+        else multiply_whole(m, panel, x, first, tile, n, next, INT16, 0);                          \
         break;
     switch (rows) {
         CALL(1) CALL(2) CALL(3) CALL(4) CALL(5) CALL(6)
@@ -34,23 +36,18 @@ static void multiply(const Matrix *m, int64_t panel, const Operand *x, int64_t f
 #endif
     }
 #undef CALL
-#undef WITH_VNNI
 }
 
 /* STREAMS panels at a time by the first `rows` rows; so many that their sums fit into registers. */
 static void multiply_streams(const Matrix *m, int64_t panel, const Operand *x, float tiles[STREAMS][TILE_ROWS * PANEL],
                              int64_t rows, const char *next, int vnni) {
-    (void)vnni;
-#if defined(ISA_AVX512)
-#define WITH_VNNI(n) multiply_int8_streams(m, panel, x, tiles, n, next, 1)
-#else
-#define WITH_VNNI(n) multiply_int8_streams(m, panel, x, tiles, n, next, 0)
-#endif
-#define CALL(n)                                                                   \
-    case n:                                                                       \
-        if (m->kind == HALF) multiply_half_streams(m, panel, x, tiles, n, next);  \
-        else if (vnni) WITH_VNNI(n);                                              \
-        else multiply_int8_streams(m, panel, x, tiles, n, next, 0);               \
+#define CALL(n)                                                                                      \
+    case n:                                                                                          \
+        if (m->kind == HALF) multiply_half_streams(m, panel, x, tiles, n, next);                     \
+        else if (m->kind == INT8 && vnni) multiply_whole_streams(m, panel, x, tiles, n, next, INT8, VNNI); \
+        else if (m->kind == INT8) multiply_whole_streams(m, panel, x, tiles, n, next, INT8, 0);      \
+        else if (vnni) multiply_whole_streams(m, panel, x, tiles, n, next, INT16, VNNI);             \
+        else multiply_whole_streams(m, panel, x, tiles, n, next, INT16, 0);                          \
         break;
     switch (rows) {
         CALL(1) CALL(2)
@@ -59,7 +56,6 @@ static void multiply_streams(const Matrix *m, int64_t panel, const Operand *x, f
 #endif
     }
 #undef CALL
-#undef WITH_VNNI
 }
 
 /* What is to be done with a tile: `how` of share_product. */
@@ -156,21 +152,35 @@ void NAME(share_product)(const Matrix *m, const Operand *x, int64_t rows, float 
     }
 }
 
-void NAME(share_quantise)(const float *x, int64_t stride, int64_t rows, int64_t inputs, int16_t *to, float *scale,
-                          Worker *worker) {
-    int64_t padded = 2 * pairs_of(inputs);
-    SHARE_ROWS(worker, r, rows) quantise_row(x + r * stride, inputs, padded, to + r * padded, scale + r);
+Operand NAME(share_operand)(const Matrix *m, const float *x, int64_t stride, int64_t rows, int16_t *quantised,
+                            float *scale, Own *own, Worker *worker) {
+    Operand operand = {x, 0, 0, stride};
+    int64_t padded = 2 * pairs_of(m->inputs), groups = groups_of(m->inputs);
+    if (m->kind == HALF) return operand;
+    operand.stride = padded;
+    if (rows <= FEW_ROWS && rows * padded <= OWN_NUMBERS) {
+        quantised = own->quantised;
+        scale = own->scale;
+        for (int64_t r = 0; r < rows; r++)
+            quantise_row(x + r * stride, m->inputs, m->kind, quantised + r * padded, scale + r * groups);
+    } else {
+        SHARE_ROWS(worker, r, rows)
+            quantise_row(x + r * stride, m->inputs, m->kind, quantised + r * padded, scale + r * groups);
+    }
+    operand.quantised = quantised;
+    operand.scale = scale;
+    return operand;
 }
 
-/* x [rows, inputs], out [rows, outputs]; strides are floats between rows. `add`: to what is in out. INT8 wants room:
- * `scale` for a float a row, `quantised` for the inputs of every row, made even. */
+/* x [rows, inputs], out [rows, outputs]; strides are floats between rows. `add`: to what is in out. Whole numbers want
+ * room: `quantised` for the inputs of every row, made even, `scale` for a float for each GROUP of them. */
 void NAME(linear)(const Matrix *m, const float *x, int64_t x_stride, float *out, int64_t out_stride, int64_t rows,
                   int add, int16_t *quantised, float *scale, int threads) {
-    Operand from = {x, quantised, scale, m->kind == INT8 ? 2 * pairs_of(m->inputs) : x_stride};
     Phase phases[2] = {{0}, {0}};
     TOGETHER(threads) {
+        Own own;
         Worker worker = enter(phases);
-        if (m->kind == INT8) NAME(share_quantise)(x, x_stride, rows, m->inputs, quantised, scale, &worker);
+        Operand from = NAME(share_operand)(m, x, x_stride, rows, quantised, scale, &own, &worker);
         NAME(share_product)(m, &from, rows, out, out_stride, add ? ADD : PUT, &worker);
     }
 }

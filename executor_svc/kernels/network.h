@@ -17,9 +17,10 @@ int jitney_vnni(void);
 void NAME(share_product)(const Matrix *m, const Operand *x, int64_t rows, float *out, int64_t stride, int how,
                          Worker *worker);
 
-/* Rows as int16 [rows, inputs made even] with a scale each. */
-void NAME(share_quantise)(const float *x, int64_t stride, int64_t rows, int64_t inputs, int16_t *to, float *scale,
-                          Worker *worker);
+/* Rows of x [rows, inputs] as the matrix wants them. Whole numbers go to `quantised` [rows, inputs made even] and `scale`
+ * [rows, groups], or to the thread's own. */
+Operand NAME(share_operand)(const Matrix *m, const float *x, int64_t stride, int64_t rows, int16_t *quantised,
+                            float *scale, Own *own, Worker *worker);
 
 void NAME(share_rms_norm)(const float *x, int64_t x_stride, const float *weight, float epsilon, float *out,
                           int64_t out_stride, int64_t rows, int64_t width, Worker *worker);

@@ -1,10 +1,10 @@
-"""Linear layers over packed weights: fp16 weights with fp32 activations and sums, int8 weights with int16
+"""Linear layers over packed weights: fp16 weights with fp32 activations and sums, int16 or int8 weights with int16
 activations, or plain fp32 as the reference.
 
 A layer takes float32 `[rows, inputs]` and gives float32 `[rows, outputs]`. A row's result is the same bits among all
 row counts that are multiples of the number that probe.py finds, and only among those. fp16 has two forms: our own
 kernel (native_linear.py), which treats every row alike however many there are, and fbgemm's through torch where that
-does not run. int8 has our own kernel only.
+does not run. Whole numbers have our own kernel only.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from executor_svc.kernels.library import load
 from executor_svc.model.native_linear import NativeLinear
 from jitney.errors import InvalidRequest
 
-Arithmetic = Literal["fp16", "int8", "fp32"]
+Arithmetic = Literal["fp16", "int16", "int8", "fp32"]
+_WHOLE = ("int8", "int16")
 _FP16_ENGINES = ("x86", "fbgemm")
 
 
@@ -79,9 +80,9 @@ class Packer:
         self._fp32 = arithmetic == "fp32"
         self._library = load() if native and not self._fp32 else None
         self._isa = self._library.pick(isa) if self._library is not None else ""
-        if arithmetic == "int8" and self._library is None:
+        if arithmetic in _WHOLE and self._library is None:
             raise InvalidRequest(
-                "int8 weights need the native kernels, which do not run here or are turned off; choose fp16 or fp32",
+                f"{arithmetic} weights need the native kernels, which do not run here or are turned off; choose fp16 or fp32",
                 field="arithmetic",
                 value=arithmetic,
             )
@@ -99,7 +100,7 @@ class Packer:
         if self._fp32:
             return Fp32Linear(weight, bias)
         if self._library is not None:
-            return NativeLinear(weight, bias, self._library, self._isa, int8=self._arithmetic == "int8")
+            return NativeLinear(weight, bias, self._library, self._isa, self._arithmetic)
         return FbgemmLinear(weight, bias)
 
     def describe(self) -> str:

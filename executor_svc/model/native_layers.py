@@ -17,7 +17,7 @@ from executor_svc.attention_native import NativeAttention
 from executor_svc.kernels.elementwise import NativeElementwise
 from executor_svc.model.config import LlamaConfig
 from executor_svc.model.linear import Linear
-from executor_svc.model.native_linear import WORTH_THREADS_PRODUCTS, Matrix, NativeLinear
+from executor_svc.model.native_linear import WORTH_THREADS_PRODUCTS, Matrix, NativeLinear, groups_of
 from executor_svc.step_plan import StepPlan
 from jitney.columns import I64
 
@@ -69,7 +69,7 @@ class NativeLayers:
         self._network = _network(llama)
         products = _products(llama.layers[0])
         self._weights = sum(item.inputs * item.outputs for item in products)
-        self._most_inputs = max(item.inputs for item in products) + 1
+        self._most_inputs = max(item.inputs for item in products)
         self._widest = max(item.outputs for item in products)
         phases = llama.config.layers * self._backend.library.kernel("layer_phases", self._backend.isa)()
         self._phases = torch.zeros(phases + _CACHE_LINE, dtype=torch.uint8)
@@ -104,11 +104,11 @@ class NativeLayers:
             "wide": self._widest,
             "attended": config.heads * config.head_size,
             "activated": config.ffn,
-            "scale": 1,
+            "scale": groups_of(self._most_inputs),
         }
         self._capacity = tokens
         self._buffers = {name: torch.zeros(tokens * width) for name, width in floats.items()}
-        self._buffers["quantised"] = torch.zeros(tokens * self._most_inputs, dtype=torch.int16)
+        self._buffers["quantised"] = torch.zeros(tokens * (self._most_inputs + 1), dtype=torch.int16)
         self._step = _Step(layer_bytes=self._backend.layer_bytes)
         self._step.phases = self._phases.data_ptr() + -self._phases.data_ptr() % _CACHE_LINE
         for name, buffer in self._buffers.items():

@@ -1,8 +1,9 @@
 """Linear layers by the kernels of kernels/linear.c, which treat every row alike however many there are.
 
-Two forms. Half precision: weights rounded to fp16, activations and sums in fp32. Eight bits: weights as int8 with a
-scale in half precision for every output and every 64 inputs, activations as int16 with a scale for each row by itself;
-sums over 64 inputs are exact, so that every instruction set gives the same ones.
+Half precision: weights rounded to fp16, activations and sums in fp32. Eight and sixteen bits: weights as whole numbers
+with a scale for every output and every 64 inputs, activations as int16 with a scale for every 64 of a row by itself;
+sums over 64 inputs are exact, so that every instruction set gives the same ones. With sixteen bits a weight may have as
+many as the sums have room for, some 14: its error is that of fp16, and processors multiply such pairs twice as fast.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 from contextlib import suppress
+from typing import Literal
 
 import torch
 
@@ -18,9 +20,18 @@ from executor_svc.kernels.library import Library
 WORTH_THREADS_PRODUCTS = 200_000
 GROUP = 64
 """Inputs that share a scale: GROUP in kernels/product.h."""
-HALF, INT8 = 0, 1
+Form = Literal["fp16", "int8", "int16"]
+KINDS: dict[Form, int] = {"fp16": 0, "int8": 1, "int16": 2}
 _LARGEST_HALF = 65504.0
 _LARGEST_INT8 = 127.0
+_LARGEST_INT16 = 32767.0
+_GROUP_SUM = (2**31 - 1) // 16383 - GROUP
+"""What the magnitudes of an int16 group may add up to before they are rounded: with activations of at most 16,383 the
+sums fit into 32 bits."""
+_LARGEST_SCALE = 32768.0
+_SMALLEST_SCALE = 2.0**-14
+_ROUNDED_UP = 1.0 + 2.0**-11
+"""A scale in half precision is then no smaller than what it is made of."""
 _HUGE_PAGE = 2 << 20
 
 
@@ -28,8 +39,9 @@ class Matrix(ctypes.Structure):
     """`Matrix` of kernels/product.h, field by field."""
 
     _fields_ = (
-        *(("packed", ctypes.c_void_p), ("scales", ctypes.c_void_p), ("bias", ctypes.c_void_p)),
+        *(("packed", ctypes.c_void_p), ("bias", ctypes.c_void_p)),
         *(("inputs", ctypes.c_int64), ("outputs", ctypes.c_int64), ("kind", ctypes.c_int64)),
+        ("unit", ctypes.c_float),
     )
 
 
@@ -37,27 +49,27 @@ class NativeLinear:
     """Weights in panels, see kernels/product.h. `matrix` is what kernels read; it lives as long as the layer."""
 
     def __init__(
-        self, weight: torch.Tensor, bias: torch.Tensor | None, library: Library, isa: str, int8: bool = False
+        self, weight: torch.Tensor, bias: torch.Tensor | None, library: Library, isa: str, form: Form = "fp16"
     ) -> None:
         self.isa = isa
         self.outputs, self.inputs = weight.shape
         self.panel = int(library.kernel("linear_panel", isa)())
         padded = torch.nn.functional.pad(weight.to(torch.float32), (0, 0, 0, -self.outputs % self.panel))
-        self._scales: torch.Tensor | None = None
-        if int8:
-            self._packed, self._scales = _pack_int8(padded, self.panel)
-        else:
+        unit = 1.0
+        if form == "fp16":
             self._packed = _pack_half(padded, self.panel)
+        else:
+            self._packed, unit = _pack_whole(padded, self.panel, form)
         self._bias = bias
-        self._int8 = int8
+        self._whole = form != "fp16"
         self._kernel = library.kernel("linear", isa)
         self.matrix = Matrix(
             packed=self._packed.data_ptr(),
-            scales=self._scales.data_ptr() if self._scales is not None else None,
             bias=bias.data_ptr() if bias is not None else None,
             inputs=self.inputs,
             outputs=self.outputs,
-            kind=INT8 if int8 else HALF,
+            kind=KINDS[form],
+            unit=unit,
         )
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -72,8 +84,8 @@ class NativeLinear:
 
     def _run(self, out: torch.Tensor, x: torch.Tensor, add: int) -> None:
         rows = x.shape[0]
-        quantised = torch.empty(rows, self.inputs + self.inputs % 2, dtype=torch.int16) if self._int8 else None
-        scale = torch.empty(rows) if self._int8 else None
+        quantised = torch.empty(rows, self.inputs + self.inputs % 2, dtype=torch.int16) if self._whole else None
+        scale = torch.empty(rows, groups_of(self.inputs)) if self._whole else None
         self._kernel(
             *(ctypes.byref(self.matrix), x.data_ptr(), x.stride(0), out.data_ptr(), out.stride(0), rows, add),
             quantised.data_ptr() if quantised is not None else None,
@@ -90,17 +102,29 @@ def _pack_half(weight: torch.Tensor, panel: int) -> torch.Tensor:
     return packed
 
 
-def _pack_int8(weight: torch.Tensor, panel: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """`[panel][pair of inputs][output in panel][2]` of int8, and scales `[panel][group][output in panel]` of fp16."""
+def groups_of(inputs: int) -> int:
+    """Groups of that many inputs."""
+    return -(-inputs // GROUP)
+
+
+def _pack_whole(weight: torch.Tensor, panel: int, form: Form) -> tuple[torch.Tensor, float]:
+    """uint8 `[panel][group]` of `[pair of inputs][output in panel][2]` and scales `[output in panel]`; their unit."""
     outputs, inputs = weight.shape
-    grouped = torch.nn.functional.pad(weight, (0, -inputs % GROUP)).view(outputs, -1, GROUP)
-    scales = (grouped.abs().amax(dim=2) / _LARGEST_INT8).clamp(max=_LARGEST_HALF).half()
-    steps = scales.float().unsqueeze(2)
-    whole = torch.where(steps > 0.0, grouped / steps, 0.0).round().clamp(-_LARGEST_INT8, _LARGEST_INT8)
-    even = inputs + inputs % 2
-    packed = huge_pages(outputs * even).view(torch.int8).view(-1, even // 2, panel, 2)
-    packed.copy_(whole.view(outputs, -1)[:, :even].reshape(-1, panel, even // 2, 2).transpose(1, 2))
-    return packed, scales.view(-1, panel, scales.shape[1]).transpose(1, 2).contiguous()
+    bounded = weight.clamp(-_LARGEST_HALF, _LARGEST_HALF)
+    grouped = torch.nn.functional.pad(bounded, (0, -inputs % GROUP)).view(outputs, -1, GROUP)
+    largest, kind = (_LARGEST_INT8, torch.int8) if form == "int8" else (_LARGEST_INT16, torch.int16)
+    wanted = grouped.abs().amax(dim=2) / largest
+    if form == "int16":
+        wanted = torch.maximum(wanted, grouped.abs().sum(dim=2) / _GROUP_SUM)
+    unit = float(wanted.nan_to_num().max()) / _LARGEST_SCALE or 1.0
+    scales = (wanted / unit * _ROUNDED_UP).clamp(min=_SMALLEST_SCALE).half()
+    whole = (grouped / (scales.float() * unit).unsqueeze(2)).nan_to_num().round().clamp(-largest, largest)
+    groups, numbers = grouped.shape[1], GROUP * panel * kind.itemsize
+    packed = huge_pages(outputs // panel * groups * (numbers + 2 * panel)).view(-1, groups, numbers + 2 * panel)
+    pairs = whole.to(kind).view(-1, panel, groups, GROUP // 2, 2).permute(0, 2, 3, 1, 4).contiguous()
+    packed[:, :, :numbers] = pairs.view(-1, groups, numbers // kind.itemsize).view(torch.uint8)
+    packed[:, :, numbers:] = scales.view(-1, panel, groups).transpose(1, 2).contiguous().view(torch.uint8)
+    return packed, unit
 
 
 def huge_pages(size: int) -> torch.Tensor:

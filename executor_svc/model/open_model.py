@@ -16,8 +16,14 @@ from executor_svc.model.model import CpuModel
 from jitney.errors import InvalidRequest
 
 Known = TypeVar("Known", bound=str)
-Precision = Literal["auto", "fp16", "bf16", "int8", "fp32"]
-CPU_WEIGHTS: dict[str, Arithmetic] = {"auto": "fp16", "fp16": "fp16", "int8": "int8", "fp32": "fp32"}
+Precision = Literal["auto", "fp16", "bf16", "int16", "int8", "fp32"]
+CPU_WEIGHTS: dict[str, Arithmetic] = {
+    "auto": "fp16",
+    "fp16": "fp16",
+    "int16": "int16",
+    "int8": "int8",
+    "fp32": "fp32",
+}
 CPU_KV = {"auto": "fp16", "fp16": "fp16", "fp32": "fp32"}
 
 
@@ -55,9 +61,9 @@ def open_model(
             progress=progress,
             native=options.native,
         )
-    if options.arithmetic == "int8":
-        what = "--arithmetic int8 is for CPUs: on a GPU choose bf16, fp16 or fp32"
-        raise InvalidRequest(what, field="arithmetic", limit="bf16, fp16, fp32", value="int8")
+    if options.arithmetic in ("int8", "int16"):
+        what = f"--arithmetic {options.arithmetic} is for CPUs: on a GPU choose bf16, fp16 or fp32"
+        raise InvalidRequest(what, field="arithmetic", limit="bf16, fp16, fp32", value=options.arithmetic)
     weights = load_weights(path, cache_dir, progress)
     arithmetic = own_type(weights) if options.arithmetic == "auto" else options.arithmetic
     shape = pool_shape(weights, arithmetic, options.kv, options.pool_blocks, options.block_tokens)
