@@ -37,6 +37,7 @@ PROMPT_TOKENS = 24
 VARIANTS: tuple[tuple[str, Arithmetic, str], ...] = (
     ("fp32", "fp32", "fp32"),
     ("fp16", "fp16", "fp16"),
+    ("int16", "int16", "fp16"),
     ("int8", "int8", "fp16"),
 )
 """Name, weights, cache; the first is the reference."""
@@ -132,7 +133,7 @@ def run(path: Path, text: str, new_tokens: int) -> dict[str, Quality]:
     found: dict[str, Quality] = {}
     print(f"{len(ids)} tokens of text, {len(prompts)} prompts of {PROMPT_TOKENS}, {new_tokens} new tokens each")
     for name, arithmetic, kv in VARIANTS:
-        if arithmetic == "int8" and load() is None:
+        if arithmetic in ("int16", "int8") and load() is None:
             continue
         model = CpuModel.load(path, arithmetic=arithmetic, kv=kv, pool_blocks=needed, cache_dir=config.cache_dir())
         said = Said(read(model, ids), answer(model, prompts, new_tokens))

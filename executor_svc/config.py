@@ -43,8 +43,8 @@ class ExecutorConfig(ServingConfig):
     fixed_splits: bool = option(False, "cupy_cuda: split contexts alike whatever is in the batch")
     arithmetic: Literal["auto", "fp16", "bf16", "int16", "int8", "fp32"] = option(
         "auto",
-        "Weights; auto: fp16 on a CPU, the model's own type on a GPU; int8: on a CPU, faster and less exact; "
-        "fp32: the reference",
+        "Weights; auto: on a CPU int16, which is as exact as fp16 and faster, or fp16 where the native kernels do not "
+        "run, the model's own type on a GPU; int8: on a CPU, faster yet and less exact; fp32: the reference",
     )
     kv: Literal["auto", "fp16", "bf16", "fp32"] = option(
         "auto", "Type of keys and values in the pool; auto: fp16 on a CPU, that of the arithmetic on a GPU"

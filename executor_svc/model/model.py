@@ -15,7 +15,7 @@ from executor_svc.kernels.elementwise import select_elementwise
 from executor_svc.model.config import BadModel
 from executor_svc.model.gguf_file import Progress
 from executor_svc.model.info import info_of
-from executor_svc.model.linear import Arithmetic, Packer
+from executor_svc.model.linear import Arithmetic, Packer, best_arithmetic
 from executor_svc.model.llama import Llama
 from executor_svc.model.loader import load_weights, no_progress
 from executor_svc.model.probe import probe_cached
@@ -40,7 +40,7 @@ class CpuModel:
     def load(
         path: Path,
         *,
-        arithmetic: Arithmetic = "fp16",
+        arithmetic: Arithmetic | None = None,
         kv: str = "fp16",
         pool_blocks: int,
         block_tokens: int = 16,
@@ -52,10 +52,11 @@ class CpuModel:
     ) -> CpuModel:
         """Loads a GGUF file or a Hugging Face directory.
 
-        `max_step_*` only tell the probe which sizes to try, as far as the pool reaches; larger steps run too. `native`
+        `arithmetic` None: best_arithmetic. `max_step_*` only tell the probe which sizes to try, as far as the pool reaches; larger steps run too. `native`
         false keeps to torch's own kernels. Raises BadModel, or InvalidRequest for an arithmetic that this machine has
         not, and for a pool that it has no room for.
         """
+        arithmetic = arithmetic or best_arithmetic(native)
         weights = load_weights(path, cache_dir, progress)
         config = weights.config
         shape = KVShape(

@@ -15,10 +15,10 @@ from executor_svc.model.loader import load_weights, no_progress
 from executor_svc.model.model import CpuModel
 from jitney.errors import InvalidRequest
 
-Known = TypeVar("Known", bound=str)
+Known = TypeVar("Known", bound=str | None)
 Precision = Literal["auto", "fp16", "bf16", "int16", "int8", "fp32"]
-CPU_WEIGHTS: dict[str, Arithmetic] = {
-    "auto": "fp16",
+CPU_WEIGHTS: dict[str, Arithmetic | None] = {
+    "auto": None,
     "fp16": "fp16",
     "int16": "int16",
     "int8": "int8",

@@ -17,6 +17,7 @@ from executor_svc.copies import MemoryCopies
 from executor_svc.copies_choice import copies_for
 from executor_svc.copies_device import DeviceCopies
 from executor_svc.kernels.cuda.emulated_launcher import EmulatedLauncher
+from executor_svc.model.linear import best_arithmetic
 from executor_svc.model.model import CpuModel
 from executor_svc.model.open_model import ModelOptions, open_model
 from jitney.errors import InvalidRequest
@@ -108,7 +109,7 @@ def test_without_a_gpu_one_sentence_says_so_and_the_cpu_serves(
     model = open_model(directory, ModelOptions(backend=wanted, pool_blocks=8), None, said.append)
     assert isinstance(model, CpuModel)
     assert said == ["no GPU backend runs here, the CPU backend serves: torch finds no CUDA GPU"]
-    assert model.info.arithmetic == "fp16"
+    assert model.info.arithmetic == best_arithmetic()
     copies = copies_for(model.backend, MonotonicClock(), 0)
     assert isinstance(copies, MemoryCopies)
     copies.close()

@@ -56,10 +56,10 @@ asks = st.builds(
 )
 
 
-@pytest.fixture(scope="module", params=["fp16", "fp32", *(["int8"] if load() is not None else [])])
+@pytest.fixture(scope="module", params=["fp16", "fp32", *(["int8", "int16"] if load() is not None else [])])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CpuModel]:
     folder: Path = tmp_path_factory.mktemp("model")
-    arithmetic: Literal["fp16", "int8", "fp32"] = request.param
+    arithmetic: Literal["fp16", "int16", "int8", "fp32"] = request.param
     yield CpuModel.load(
         make_tiny_llama(folder / "llama", vocab=VOCABULARY, context=CONTEXT),
         arithmetic=arithmetic,

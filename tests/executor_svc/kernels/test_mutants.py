@@ -12,7 +12,7 @@ import torch
 from executor_svc.attention_native import NativeAttention
 from executor_svc.kernels import build
 from executor_svc.kernels.library import Library, load, open_library
-from executor_svc.model.native_linear import NativeLinear
+from executor_svc.model.native_linear import KINDS, NativeLinear
 from tests.support.attention_cases import Content, Span
 
 pytestmark = [
@@ -62,9 +62,13 @@ PRODUCT_MUTANTS = {
         "for (int64_t i = 0; i < inputs; i++, weights += PANEL, ahead += 2 * PANEL) {",
         "for (int64_t i = 0; i + 1 < inputs; i++, weights += PANEL, ahead += 2 * PANEL) {",
     ),
-    "leaves out the last group": ("product.h", "if (end > pairs) end = pairs;", "if (end > pairs) break;"),
-    "takes one scale for all rows": ("product.h", "v_set(x->scale[first + r])", "v_set(x->scale[0])"),
-    "takes one scale for all groups": ("product.h", "end += GROUP_PAIRS, scales += PANEL)", "end += GROUP_PAIRS)"),
+    "leaves out the last group": (
+        "product.h",
+        "groups_of(m->inputs), bytes = pair_bytes(kind);\n",
+        "m->inputs / GROUP, bytes = pair_bytes(kind);\n",
+    ),
+    "takes one scale for all rows": ("product.h", "v_set(steps[r * groups])", "v_set(steps[0])"),
+    "takes one scale for all groups": ("product.h", "scales, steps + g, groups", "scales, steps, groups"),
     "widens for many rows otherwise": (
         "product.h",
         "v_store(wide + i, v_load_half(weights + i));",
@@ -72,8 +76,8 @@ PRODUCT_MUTANTS = {
     ),
     "measures a row by what lies before it": (
         "linear.c",
-        "quantise_row(x + r * stride, inputs, padded, to + r * padded, scale + r);",
-        "quantise_row(x + (r ? r - 1 : 0) * stride, inputs, padded, to + r * padded, scale + r);",
+        "SHARE_ROWS(worker, r, rows)\n            quantise_row(x + r * stride,",
+        "SHARE_ROWS(worker, r, rows)\n            quantise_row(x + (r ? r - 1 : 0) * stride,",
     ),
     "skips a block of rows": (
         "linear.c",
@@ -84,12 +88,12 @@ PRODUCT_MUTANTS = {
 
 
 def products_are_right(library: Library) -> bool:
-    """Whether products of both kinds have the right values, and the same bits whatever the other rows are."""
+    """Whether products of every kind have the right values, and the same bits whatever the other rows are."""
     random = torch.Generator().manual_seed(0)
     weight, x = torch.randn(70, 193, generator=random), torch.randn(97, 193, generator=random)
     x *= torch.logspace(-2, 2, 97)[:, None]
-    for int8 in (False, True):
-        linear = NativeLinear(weight, None, library, library.isas[0], int8)
+    for form in KINDS:
+        linear = NativeLinear(weight, None, library, library.isas[0], form)
         out = torch.ones(97, 70)
         linear.add_to(out, x)
         expected, tolerance = 1 + x.double() @ weight.double().T, x.abs().amax(dim=1, keepdim=True) * 0.2 + 1e-3
@@ -136,7 +140,7 @@ def test_mutant(mutant: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_machines_without_vnni_give_the_same_bits(tmp_path: Path) -> None:
-    """Sums of int8 products are exact, by one instruction or by two."""
+    """Sums of whole products are exact, by one instruction or by two."""
     library = load()
     assert library is not None
     for path in (*build.HERE.glob("*.c"), *build.HERE.glob("*.h")):
@@ -148,5 +152,6 @@ def test_machines_without_vnni_give_the_same_bits(tmp_path: Path) -> None:
     random = torch.Generator().manual_seed(0)
     weight, x = torch.randn(200, 577, generator=random), torch.randn(30, 577, generator=random)
     for isa in library.isas:
-        one, other = (NativeLinear(weight, None, each, isa, int8=True)(x) for each in (library, open_library(tmp_path)))
-        assert torch.equal(one, other)
+        for form in ("int8", "int16"):
+            one, other = (NativeLinear(weight, None, each, isa, form)(x) for each in (library, open_library(tmp_path)))
+            assert torch.equal(one, other)

@@ -17,7 +17,7 @@ SEQUENCES = 7
 TOKENS = 70
 VARIANTS = (
     *(("fp16", "fp16", True), ("fp32", "fp32", True), ("fp32", "fp16", True), ("fp16", "fp16", False)),
-    *([("int8", "fp16", True)] if load() is not None else []),
+    *([("int8", "fp16", True), ("int16", "fp16", True)] if load() is not None else []),
 )
 
 

@@ -55,7 +55,7 @@ def network(weights: Weights, arithmetic: Arithmetic, isa: str, sequences: Seque
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("arithmetic", ["fp16", "int8"])
+@pytest.mark.parametrize("arithmetic", ["fp16", "int16", "int8"])
 @pytest.mark.parametrize(
     ("hidden", "heads", "rich"), [(96, 6, False), (72, 9, True)], ids=["plain", "rich, no whole panels"]
 )
