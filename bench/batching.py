@@ -2,10 +2,10 @@
 
     python -m bench.batching [--model PATH] [--context 256] [--pairs 15]
 
-All paths run the same loop over the same weights. Ours: packed layers of the default arithmetic,
-paged native attention over an fp16 pool, native row-wise kernels. Plain: `F.linear` in fp32, contexts gathered for
-torch's own attention layer by layer, torch's row-wise operations. Tuned: the plain path with a gather of half the
-copies and our row-wise kernels, so that only linear layers and attention differ. Steps of all are taken in turn; figures are medians, and a ratio is the
+All paths run the same loop over the same weights. Ours: packed layers of the default arithmetic, paged native attention
+over an fp16 pool, native row-wise kernels. Plain: `F.linear` in fp32, contexts gathered for torch's own attention layer
+by layer, torch's row-wise operations. Tuned: the plain path with a gather of half the copies and our row-wise kernels,
+so that only linear layers and attention differ. Steps of all are taken in turn; figures are medians, and a ratio is the
 median of the ratios of neighbours. Beside each batch stands what this machine allows (roofline.py): its share is how
 near ours comes. The last line is JSON.
 """

@@ -277,7 +277,11 @@ INLINE int32_t largest_bits(const float *x, int64_t count) {
         vi larger = bits > top;
         top = (larger & bits) | (~larger & top);
     }
+#if defined(ISA_AVX512)
+    largest = _mm512_reduce_max_epi32((__m512i)top);
+#else
     for (int lane = 0; lane < VW; lane++) largest = top[lane] > largest ? top[lane] : largest;
+#endif
     for (int64_t i = whole; i < count; i++) {
         int32_t bits;
         memcpy(&bits, x + i, 4);

@@ -14,10 +14,10 @@ from typing import Literal, Protocol
 import torch
 
 from executor_svc.kernels.library import load
-from executor_svc.model.native_linear import NativeLinear
+from executor_svc.model.native_linear import Form, NativeLinear
 from jitney.errors import InvalidRequest
 
-Arithmetic = Literal["fp16", "int16", "int8", "fp32"]
+Arithmetic = Literal[Form, "fp32"]
 _WHOLE = ("int8", "int16")
 _FP16_ENGINES = ("x86", "fbgemm")
 
@@ -82,7 +82,7 @@ class Packer:
         self._isa = self._library.pick(isa) if self._library is not None else ""
         if arithmetic in _WHOLE and self._library is None:
             raise InvalidRequest(
-                f"{arithmetic} weights need the native kernels, which do not run here or are turned off; choose fp16 or fp32",
+                f"{arithmetic} weights need the native kernels, which do not run here or are off; choose fp16 or fp32",
                 field="arithmetic",
                 value=arithmetic,
             )
@@ -97,7 +97,7 @@ class Packer:
         """One layer of `[outputs, inputs]` and `[outputs]`, of any float type."""
         if bias is not None:
             bias = bias.to(torch.float32).contiguous()
-        if self._fp32:
+        if self._arithmetic == "fp32":
             return Fp32Linear(weight, bias)
         if self._library is not None:
             return NativeLinear(weight, bias, self._library, self._isa, self._arithmetic)

@@ -52,9 +52,9 @@ class CpuModel:
     ) -> CpuModel:
         """Loads a GGUF file or a Hugging Face directory.
 
-        `arithmetic` None: best_arithmetic. `max_step_*` only tell the probe which sizes to try, as far as the pool reaches; larger steps run too. `native`
-        false keeps to torch's own kernels. Raises BadModel, or InvalidRequest for an arithmetic that this machine has
-        not, and for a pool that it has no room for.
+        `arithmetic` None: see best_arithmetic. `max_step_*` only tell the probe which sizes to try, as far as the pool
+        reaches; larger steps run too. `native` false keeps to torch's own kernels. Raises BadModel, or InvalidRequest
+        for an arithmetic that this machine has not, and for a pool that it has no room for.
         """
         arithmetic = arithmetic or best_arithmetic(native)
         weights = load_weights(path, cache_dir, progress)

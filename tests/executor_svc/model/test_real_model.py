@@ -80,7 +80,7 @@ def load(arithmetic: Any, kv: str, sequences: Sequences) -> CpuModel:
 
 
 def compare(count: int) -> None:
-    """fp32 within 1e-3; where the packed weights would choose another token, the two best lie closer than their error."""
+    """fp32 within 1e-3; where packed weights would choose another token, the two best lie closer than their error."""
     sequences = Sequences(1, TOKENS)
     exact, packed = load("fp32", "fp32", sequences), load(best_arithmetic(), "fp16", sequences)
     worst = worst_packed = 0.0
