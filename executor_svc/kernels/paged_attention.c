@@ -86,7 +86,16 @@ INLINE void finish_item(const Job *job, const Item *item, State all, int64_t row
     }
 }
 
-INLINE void run_item(const Job *job, const Item *item, float *scratch, int half) {
+/* The positions that an item reads: *start..end-1. */
+INLINE int64_t bounds(const Job *job, const Item *item, int64_t *start) {
+    int64_t row_queries = job->query_start[item->row + 1] - job->query_start[item->row];
+    int64_t end = job->context_tokens[item->row] - row_queries + item->first + item->queries;
+    *start = item->tile < 0 ? 0 : (int64_t)item->tile * TILE;
+    return item->tile < 0 ? end : least(end, *start + TILE);
+}
+
+/* Meanwhile asks for what the item `then` begins with, which may be null. */
+INLINE void run_item(const Job *job, const Item *item, const Item *then, float *scratch, int half) {
     int64_t rows = item->queries * job->group, padded = padded_head(job->head_size), heads = item->heads;
     int64_t head_bytes = job->block_tokens * job->head_size * (half ? 2 : 4), first_offset = item->head * head_bytes;
     Rows w = {rows, job->group, job->head_size, padded, .stride = job->block_tokens};
@@ -100,20 +109,25 @@ INLINE void run_item(const Job *job, const Item *item, float *scratch, int half)
 
     int64_t row_queries = job->query_start[item->row + 1] - job->query_start[item->row];
     int64_t first_position = job->context_tokens[item->row] - row_queries + item->first;
-    int64_t start = item->tile < 0 ? 0 : (int64_t)item->tile * TILE, end = first_position + item->queries;
-    if (item->tile >= 0) end = least(end, start + TILE);
+    int64_t start, then_start, end = bounds(job, item, &start);
     Tile tiles[2];
     locate(job, item->row, start, end, tiles);
     for (int64_t from = start, odd = 0; from < end; from += TILE, odd = !odd) {
         Tile *tile = tiles + odd, *next = tiles + !odd;
+        int64_t next_offset = first_offset;
         locate(job, item->row, from + TILE, end, next);
+        if (from + TILE >= end && then) {
+            int64_t then_end = bounds(job, then, &then_start);
+            locate(job, then->row, then_start, then_end, next);
+            next_offset = then->head * head_bytes;
+        }
         for (int64_t h = 0; h < heads; h++) {
             State state = head_state(all, h, rows, padded);
             int64_t before = first_position - from, offset = first_offset + h * head_bytes;
             int last = h + 1 == heads, begins = from == start;
             w.q = queries + h * rows * job->head_size;
             attend_tile(&w, tile, offset, before, begins ? state : later, last ? next : tile,
-                        last ? first_offset : offset + head_bytes, half);
+                        last ? next_offset : offset + head_bytes, half);
             for (int64_t r = 0; r < rows && !begins; r++)
                 if (seen(&w, before, r, tile->count))
                     fold(state.top + r, state.sum + r, state.acc + r * padded, later.top[r], later.sum[r],
@@ -150,10 +164,12 @@ int64_t NAME(attend_part)(int64_t head_size, int64_t group) { return group * (2 
 void NAME(share_attend)(const Job *job, Worker *worker) {
     float *scratch = job->scratch + worker->thread * job->scratch_floats;
     SHARE_FOR(worker, i, job->item_count, job->item_count) {
+        int64_t soon = i + worker->threads; /* probably this thread's next one */
+        const Item *item = job->items + i, *then = soon < job->item_count ? job->items + soon : NULL;
         if (job->half)
-            run_item(job, job->items + i, scratch, 1);
+            run_item(job, item, then, scratch, 1);
         else
-            run_item(job, job->items + i, scratch, 0);
+            run_item(job, item, then, scratch, 0);
     }
     SHARE_FOR(worker, i, job->merge_count, job->merge_count) merge(job, job->merges + i);
 }

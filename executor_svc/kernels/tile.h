@@ -13,7 +13,7 @@
 #define STRIP 64       /* positions whose widened keys or values are held at once */
 #define REGISTER_ROWS 6 /* query rows of a register tile */
 #define DIRECT_ROWS 12 /* up to so many rows, half-precision keys and values are widened on the fly */
-#define LINE 64 /* bytes of the cache */
+#define LINE 64        /* bytes of the cache */
 
 typedef struct {
     int64_t rows;      /* query rows, one after another: heads of a group inside queries */
@@ -90,16 +90,19 @@ INLINE void widen_keys(const Rows *w, const char *const *keys, int64_t offset, i
 }
 
 /* Scores of `rows` query rows at `vectors` * VW positions; keys[j * VW] is where vector j is, its next dimension is
- * `stride` elements further on. */
-INLINE void score_block(const float *q, int64_t head_size, const char *const *keys, int64_t offset, int64_t stride,
-                        float *scores, int half, int rows, int vectors) {
+ * `stride` elements further on. Asks meanwhile for as many half-precision values, if given: values[j * VW] is where
+ * those of vector j begin. A burst of requests would make the loads behind it wait. */
+INLINE void score_block(const float *q, int64_t head_size, const char *const *keys, const char *const *values,
+                        int64_t offset, int64_t stride, float *scores, int half, int rows, int vectors) {
     vf acc[REGISTER_ROWS][VN];
-    const char *from[VN];
+    const char *from[VN], *ahead[VN];
+    for (int j = 0; j < vectors && values; j++) ahead[j] = values[j * VW] + offset;
     for (int j = 0; j < vectors; j++) from[j] = keys[j * VW] + offset;
     for (int r = 0; r < rows; r++)
         for (int j = 0; j < vectors; j++) acc[r][j] = v_set(0.0f);
     for (int64_t d = 0; d < head_size; d++) {
         vf k[VN];
+        for (int j = 0; j < vectors && values; j++) __builtin_prefetch(ahead[j] + d * 2 * VW, 0, 2);
         for (int j = 0; j < vectors; j++) k[j] = load_as_float(from[j], d * stride, half);
         for (int r = 0; r < rows; r++) {
             vf x = v_set(q[r * head_size + d]);
@@ -168,14 +171,15 @@ INLINE void weigh_block(const float *weights, const char *const *values, int64_t
         default: CALL(rows, VN); break; \
     }
 
-/* Scores of `rows` rows from `row` on at positions from..to-1 of the tile, where `keys` begins. */
+/* Scores of `rows` rows from `row` on at positions from..to-1 of the tile, where `keys` and `values` begin. */
 INLINE void score_any(const Rows *w, int64_t row, int64_t rows, int64_t from, int64_t to, const char *const *keys,
-                      int64_t offset, int64_t stride, int half) {
+                      const char *const *values, int64_t offset, int64_t stride, int half) {
     const float *q = w->q + row * w->head_size;
     for (int64_t t = from; t < to; t += VN * VW, keys += VN * VW) {
+        const char *const *ahead = half ? values + (t - from) : NULL;
         float *scores = w->scores + row * TILE + t;
         int64_t vectors = least(VN, (to - t + VW - 1) / VW);
-#define ONE(n, m) score_block(q, w->head_size, keys, offset, stride, scores, half, n, m)
+#define ONE(n, m) score_block(q, w->head_size, keys, ahead, offset, stride, scores, half, n, m)
 #define CALL(n) FOR_VECTORS(n, vectors, ONE)
         FOR_ROWS(rows, CALL)
 #undef CALL
@@ -184,13 +188,13 @@ INLINE void score_any(const Rows *w, int64_t row, int64_t rows, int64_t from, in
 }
 
 ONCE void score_halves(const Rows *w, int64_t row, int64_t rows, int64_t from, int64_t to, const char *const *keys,
-                       int64_t offset) {
-    score_any(w, row, rows, from, to, keys, offset, w->stride, 1);
+                       const char *const *values, int64_t offset) {
+    score_any(w, row, rows, from, to, keys, values, offset, w->stride, 1);
 }
 
 ONCE void score_floats(const Rows *w, int64_t row, int64_t rows, int64_t from, int64_t to, const char *const *keys,
                        int64_t offset, int64_t stride) {
-    score_any(w, row, rows, from, to, keys, offset, stride, 0);
+    score_any(w, row, rows, from, to, keys, NULL, offset, stride, 0);
 }
 
 INLINE void weigh_any(const Rows *w, int64_t row, const char *const *values, int64_t offset, int64_t from, int64_t to,
@@ -238,13 +242,15 @@ INLINE void score_tile(const Rows *w, const Tile *tile, int64_t offset, int64_t 
     for (int64_t t = 0; t < STRIP; t++) widened[t] = (const char *)(w->strip + t);
     for (int64_t strip = 0; strip < tile->count; strip += STRIP) {
         int64_t to = least(strip + STRIP, tile->count);
-        prefetch_values(w, tile, offset, strip, to, half);
-        if (!direct) widen_keys(w, tile->keys, offset, strip, to, half);
+        if (!direct) {
+            prefetch_values(w, tile, offset, strip, to, half);
+            widen_keys(w, tile->keys, offset, strip, to, half);
+        }
         for (int64_t r = 0; r < w->rows; r += REGISTER_ROWS) {
             int64_t rows = least(REGISTER_ROWS, w->rows - r);
             int64_t end = least(seen(w, before, r + rows - 1, tile->count), to);
             if (direct)
-                score_halves(w, r, rows, strip, end, tile->keys + strip, offset);
+                score_halves(w, r, rows, strip, end, tile->keys + strip, tile->values + strip, offset);
             else
                 score_floats(w, r, rows, strip, end, widened, 0, STRIP);
         }
