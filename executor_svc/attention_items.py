@@ -82,6 +82,23 @@ def cut(step: StepPlan, group: int, kv_heads: int, threads: int) -> Items:
     )
 
 
+class Cutter:
+    """Cuts steps, and remembers the last one: while rows bring as many queries as before and no context enters a new
+    tile, the items stay, in an order that may be a few positions off."""
+
+    def __init__(self) -> None:
+        self._key: tuple[object, ...] = ()
+        self._items: Items | None = None
+
+    def cut(self, step: StepPlan, group: int, kv_heads: int, threads: int) -> Items:
+        """See cut; `pairs` may be those of the step that was cut."""
+        tiles = (step.context_tokens - 1) // TILE_TOKENS
+        key = (step.query_start.tobytes(), tiles.tobytes(), group, kv_heads, threads)
+        if self._items is None or key != self._key:
+            self._key, self._items = key, cut(step, group, kv_heads, threads)
+        return self._items
+
+
 def _spread(times: I64) -> tuple[I64, I64]:
     """Each index as often as `times` says, beside a count from 0 within it."""
     owner = np.repeat(np.arange(len(times)), times)

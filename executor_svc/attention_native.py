@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from executor_svc.attention import Done, Event, KVShape, Planned
-from executor_svc.attention_items import Items, cut
+from executor_svc.attention_items import Cutter, Items
 from executor_svc.attention_pool import allocate, check_blocks, check_bytes, check_columns, check_heads
 from executor_svc.kernels.library import Library, threads_for
 from executor_svc.step_plan import StepPlan
@@ -74,6 +74,7 @@ class NativeAttention:
         self.layer_bytes = 2 * shape.block_tokens * self._width * shape.dtype.itemsize
         self._scratch = torch.zeros(0)
         self._parts = torch.zeros(0)
+        self._cutter = Cutter()
 
     def describe(self) -> str:
         """See AttentionBackend."""
@@ -165,7 +166,7 @@ class NativeAttention:
         group, rest = divmod(heads, shape.kv_heads)
         if rest or not group:
             raise ValueError(f"{heads} query heads do not divide over {shape.kv_heads} KV heads")
-        items = cut(step, group, shape.kv_heads, plan.threads)
+        items = self._cutter.cut(step, group, shape.kv_heads, plan.threads)
         threads = plan.threads if items.pairs * shape.kv_heads >= WORTH_THREADS_PAIRS else 1
         scratch_floats = self._scratch_size(shape.head_size, items.max_rows, items.max_total)
         scratch_floats += -scratch_floats % CACHE_LINE_FLOATS

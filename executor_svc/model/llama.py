@@ -105,8 +105,9 @@ class Llama:
         if padded > self._buffers.capacity:
             self._buffers = self._new_buffers(padded + padded // 2)
         x = self._buffers.x[:padded]
-        x[tokens:] = 0.0
-        x[:tokens] = self.embedding[torch.from_numpy(plan.token_ids).long()]
+        if padded > tokens:
+            x[tokens:] = 0.0
+        torch.narrow(x, 0, 0, tokens).copy_(self.embedding.index_select(0, torch.from_numpy(plan.token_ids)))
         planned = self.backend.plan(plan)
         self.begun.set()
         if self.native is not None:
