@@ -68,9 +68,18 @@ INLINE void prefetch_keys(const Rows *w, const Tile *tile, int64_t offset, int64
             __builtin_prefetch(tile->keys[t] + offset + i, 0, 2);
 }
 
-/* Keys of VW positions, of which the first `count` are the context's, one by one to strip[dimension]. */
+/* Keys of VW positions, of which the first `count` are the context's, to strip[dimension]: in pieces or one by one. */
 INLINE void collect_keys(const Rows *w, const char *const *keys, int64_t offset, int64_t count, float *strip,
                          int half) {
+#if defined(ISA_AVX512)
+    if (half && w->stride % 8 == 0) {
+        const uint16_t *a = (const uint16_t *)(keys[0] + offset);
+        const uint16_t *b = count > 8 ? (const uint16_t *)(keys[8] + offset) : a;
+        for (int64_t d = 0; d < w->head_size; d++, a += w->stride, b += w->stride)
+            v_store(strip + d * STRIP, v_load_half_pair(a, b));
+        return;
+    }
+#endif
     for (int64_t i = 0; i < VW; i++)
         for (int64_t d = 0; d < w->head_size; d++)
             strip[d * STRIP + i] = i < count ? get_as_float(keys[i] + offset, d * w->stride, half) : 0.0f;
