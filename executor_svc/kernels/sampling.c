@@ -87,7 +87,7 @@ INLINE vf likelihood_of(vf y) {
     p = p * f + v_set(0.5f);
     p = p * f + v_set(1.0f);
     p = p * f + v_set(1.0f);
-    vi scaled = (vi)p + ((vi)shifted << 23);
+    vi scaled = (vi)((vu)p + ((vu)shifted << 23));
     return (vf)(scaled & ~(y < v_set(-87.0f)));
 }
 

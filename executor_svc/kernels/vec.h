@@ -33,6 +33,7 @@
 
 typedef float vf __attribute__((vector_size(VW * 4)));
 typedef int32_t vi __attribute__((vector_size(VW * 4)));
+typedef uint32_t vu __attribute__((vector_size(VW * 4))); /* for sums that may wrap */
 typedef float vf_any __attribute__((vector_size(VW * 4), aligned(4), may_alias));
 
 INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -129,7 +130,7 @@ INLINE vf v_exp2(vf x) {
 #if defined(ISA_AVX512)
     return (vf)_mm512_scalef_ps((__m512)p, (__m512)whole);
 #else
-    vf scaled = (vf)((vi)p + ((vi)shifted << 23));
+    vf scaled = (vf)((vu)p + ((vu)shifted << 23));
     vf result = v_pick(x != x, x, scaled);
     return (vf)((vi)result & ~(x < v_set(-126.0f)));
 #endif

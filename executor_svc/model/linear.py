@@ -14,7 +14,8 @@ from typing import Literal, Protocol
 import torch
 
 from executor_svc.kernels.library import load
-from executor_svc.model.native_linear import Form, NativeLinear
+from executor_svc.model.huge_pages import HugePages
+from executor_svc.model.native_linear import PACKING, Form, NativeLinear
 from jitney.errors import InvalidRequest
 
 Arithmetic = Literal[Form, "fp32"]
@@ -78,6 +79,7 @@ class Packer:
         """`native` false: fp16 through torch. Raises InvalidRequest where this machine has no kernels for that."""
         self._arithmetic = arithmetic
         self._fp32 = arithmetic == "fp32"
+        self._room = HugePages()
         self._library = load() if native and not self._fp32 else None
         self._isa = self._library.pick(isa) if self._library is not None else ""
         if arithmetic in _WHOLE and self._library is None:
@@ -100,7 +102,7 @@ class Packer:
         if self._arithmetic == "fp32":
             return Fp32Linear(weight, bias)
         if self._library is not None:
-            return NativeLinear(weight, bias, self._library, self._isa, self._arithmetic)
+            return NativeLinear(weight, bias, self._library, self._isa, self._arithmetic, self._room)
         return FbgemmLinear(weight, bias)
 
     def describe(self) -> str:
@@ -108,7 +110,7 @@ class Packer:
         if self._fp32:
             return "linear=fp32-mkl" if torch.backends.mkl.is_available() else "linear=fp32-blas"
         if self._library is not None:
-            return f"linear={self._arithmetic}-{self._library.describe(self._isa)}"
+            return f"linear={self._arithmetic}-{self._library.describe(self._isa)} packing={PACKING}"
         return "linear=fp16-fbgemm"
 
 

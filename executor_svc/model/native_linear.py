@@ -9,30 +9,33 @@ many as the sums have room for, some 14: its error is that of fp16, and processo
 from __future__ import annotations
 
 import ctypes
-import mmap
-from contextlib import suppress
 from typing import Literal
 
 import torch
 
 from executor_svc.kernels.library import Library
+from executor_svc.model.huge_pages import HugePages
 
 WORTH_THREADS_PRODUCTS = 200_000
 GROUP = 64
 """Inputs that share a scale: GROUP in kernels/product.h."""
 Form = Literal["fp16", "int8", "int16"]
 KINDS: dict[Form, int] = {"fp16": 0, "int8": 1, "int16": 2}
+PACKING = 1
+"""For the fingerprint: to be counted up when the same weights come to other numbers."""
 _LARGEST_HALF = 65504.0
-_LARGEST_INT8 = 127.0
-_LARGEST_INT16 = 32767.0
+_LARGEST: dict[Form, float] = {"int8": 127.0, "int16": 32767.0}
+_SLAB_PANELS = 64
+"""Panels that are packed at a time: what that takes besides the result stays small."""
 _GROUP_SUM = (2**31 - 1) // 16383 - GROUP
 """What the magnitudes of an int16 group may add up to before they are rounded: with activations of at most 16,383 the
 sums fit into 32 bits."""
 _LARGEST_SCALE = 32768.0
 _SMALLEST_SCALE = 2.0**-14
+_SMALLEST_UNIT = 2.0**-126
+"""What float32 still holds in full: a smaller one would come to 0, and scales in units of it to infinity."""
 _ROUNDED_UP = 1.0 + 2.0**-11
 """A scale in half precision is then no smaller than what it is made of."""
-_HUGE_PAGE = 2 << 20
 
 
 class Matrix(ctypes.Structure):
@@ -49,17 +52,25 @@ class NativeLinear:
     """Weights in panels, see kernels/product.h. `matrix` is what kernels read; it lives as long as the layer."""
 
     def __init__(
-        self, weight: torch.Tensor, bias: torch.Tensor | None, library: Library, isa: str, form: Form = "fp16"
+        self,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        library: Library,
+        isa: str,
+        form: Form = "fp16",
+        room: HugePages | None = None,
     ) -> None:
+        """`room`: where the packed weights go, beside those of other layers."""
+        room = room or HugePages(0)
         self.isa = isa
         self.outputs, self.inputs = weight.shape
         self.panel = int(library.kernel("linear_panel", isa)())
         padded = torch.nn.functional.pad(weight.to(torch.float32), (0, 0, 0, -self.outputs % self.panel))
         unit = 1.0
         if form == "fp16":
-            self._packed = _pack_half(padded, self.panel)
+            self._packed = _pack_half(padded, self.panel, room)
         else:
-            self._packed, unit = _pack_whole(padded, self.panel, form)
+            self._packed, unit = _pack_whole(padded, self.panel, form, room)
         self._bias = bias
         self._whole = form != "fp16"
         self._kernel = library.kernel("linear", isa)
@@ -94,10 +105,10 @@ class NativeLinear:
         )
 
 
-def _pack_half(weight: torch.Tensor, panel: int) -> torch.Tensor:
+def _pack_half(weight: torch.Tensor, panel: int, room: HugePages) -> torch.Tensor:
     """`[panel][input][output in panel]` of fp16; what is beyond its range becomes its largest number."""
     outputs, inputs = weight.shape
-    packed = huge_pages(2 * outputs * inputs).view(torch.float16).view(-1, inputs, panel)
+    packed = room.take(2 * outputs * inputs).view(torch.float16).view(-1, inputs, panel)
     packed.copy_(weight.clamp(-_LARGEST_HALF, _LARGEST_HALF).view(-1, panel, inputs).transpose(1, 2))
     return packed
 
@@ -107,32 +118,33 @@ def groups_of(inputs: int) -> int:
     return -(-inputs // GROUP)
 
 
-def _pack_whole(weight: torch.Tensor, panel: int, form: Form) -> tuple[torch.Tensor, float]:
+def _pack_whole(weight: torch.Tensor, panel: int, form: Form, room: HugePages) -> tuple[torch.Tensor, float]:
     """uint8 `[panel][group]` of `[pair of inputs][output in panel][2]` and scales `[output in panel]`; their unit."""
     outputs, inputs = weight.shape
-    bounded = weight.clamp(-_LARGEST_HALF, _LARGEST_HALF)
-    grouped = torch.nn.functional.pad(bounded, (0, -inputs % GROUP)).view(outputs, -1, GROUP)
-    largest, kind = (_LARGEST_INT8, torch.int8) if form == "int8" else (_LARGEST_INT16, torch.int16)
-    wanted = grouped.abs().amax(dim=2) / largest
-    if form == "int16":
-        wanted = torch.maximum(wanted, grouped.abs().sum(dim=2) / _GROUP_SUM)
-    unit = float(wanted.nan_to_num().max()) / _LARGEST_SCALE or 1.0
-    scales = (wanted / unit * _ROUNDED_UP).clamp(min=_SMALLEST_SCALE).half()
-    whole = (grouped / (scales.float() * unit).unsqueeze(2)).nan_to_num().round().clamp(-largest, largest)
-    groups, numbers = grouped.shape[1], GROUP * panel * kind.itemsize
-    packed = huge_pages(outputs // panel * groups * (numbers + 2 * panel)).view(-1, groups, numbers + 2 * panel)
-    pairs = whole.to(kind).view(-1, panel, groups, GROUP // 2, 2).permute(0, 2, 3, 1, 4).contiguous()
-    packed[:, :, :numbers] = pairs.view(-1, groups, numbers // kind.itemsize).view(torch.uint8)
-    packed[:, :, numbers:] = scales.view(-1, panel, groups).transpose(1, 2).contiguous().view(torch.uint8)
+    groups, bits = groups_of(inputs), torch.int8 if form == "int8" else torch.int16
+    row = GROUP * panel * bits.itemsize + 2 * panel
+    packed = room.take(outputs // panel * groups * row).view(-1, groups, row)
+    slabs = weight.split(_SLAB_PANELS * panel)
+    largest = max(float(_steps(_grouped(slab), form).nan_to_num().max()) for slab in slabs)
+    unit = max(largest / _LARGEST_SCALE, _SMALLEST_UNIT)
+    for part, into in zip(slabs, packed.split(_SLAB_PANELS), strict=True):
+        slab = _grouped(part)
+        scales = (_steps(slab, form) / unit * _ROUNDED_UP).clamp(min=_SMALLEST_SCALE).half()
+        whole = (slab / (scales.float() * unit).unsqueeze(2)).nan_to_num().round()
+        whole = whole.clamp(-_LARGEST[form], _LARGEST[form])
+        pairs = whole.to(bits).view(-1, panel, groups, GROUP // 2, 2).permute(0, 2, 3, 1, 4).contiguous()
+        into[:, :, : -2 * panel] = pairs.view(-1, groups, GROUP * panel).view(torch.uint8)
+        into[:, :, -2 * panel :] = scales.view(-1, panel, groups).transpose(1, 2).contiguous().view(torch.uint8)
     return packed, unit
 
 
-def huge_pages(size: int) -> torch.Tensor:
-    """uint8 `[size]`, in large pages where the kernel has them: weights are read from end to end at every step."""
-    room = mmap.mmap(-1, size + _HUGE_PAGE)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with suppress(OSError):
-            room.madvise(mmap.MADV_HUGEPAGE)
-    whole = torch.frombuffer(room, dtype=torch.uint8)
-    skipped = -whole.data_ptr() % _HUGE_PAGE
-    return whole[skipped : skipped + size]
+def _grouped(weight: torch.Tensor) -> torch.Tensor:
+    """`[outputs, groups, GROUP]`, within the range of half precision."""
+    bounded = weight.clamp(-_LARGEST_HALF, _LARGEST_HALF)
+    return torch.nn.functional.pad(bounded, (0, -weight.shape[1] % GROUP)).view(len(weight), -1, GROUP)
+
+
+def _steps(grouped: torch.Tensor, form: Form) -> torch.Tensor:
+    """`[outputs, groups]`: what 1 has to stand for, at least, so that a group's numbers fit."""
+    steps = grouped.abs().amax(dim=2) / _LARGEST[form]
+    return torch.maximum(steps, grouped.abs().sum(dim=2) / _GROUP_SUM) if form == "int16" else steps

@@ -86,6 +86,16 @@ def test_weights_beyond_half_precision_stay_finite(form: str) -> None:
     assert torch.isfinite(layer(form, weight)(torch.ones(1, 3))).all()
 
 
+@pytest.mark.parametrize("isa", LIBRARY.isas if LIBRARY is not None else ())
+@pytest.mark.parametrize("form", ["int8", "int16"])
+@pytest.mark.parametrize("size", [0.0, 1e-45, 1e-42, 1e-40, 1e-38, 1e-37, 1e-36])
+def test_weights_near_the_end_of_float32_stay_finite(isa: str, form: Form, size: float) -> None:
+    assert LIBRARY is not None
+    weight, x = size * random(3, 70), random(5, 70, seed=1)
+    result = NativeLinear(weight, None, LIBRARY, isa, form)(x)
+    assert (result - x.double() @ weight.double().T).abs().max() <= 0.02 * weight.abs().max() * 70 + 1e-40
+
+
 @pytest.mark.parametrize("stored", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("native", [True, False])
 def test_weights_come_in_any_float_type(stored: torch.dtype, native: bool) -> None:
