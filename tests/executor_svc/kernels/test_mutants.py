@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -11,15 +10,17 @@ import torch
 
 from executor_svc.attention_native import NativeAttention
 from executor_svc.kernels import build
-from executor_svc.kernels.library import Library, load, open_library
+from executor_svc.kernels.library import Library, load
 from executor_svc.model.native_linear import KINDS, NativeLinear
 from tests.support.attention_cases import Content, Span
+from tests.support.kernel_sources import built_with
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(build.find_compiler() is None, reason="no C compiler"),
 ]
 
+UNTOUCHED = ("product.h", "#define STREAMS 3", "#define STREAMS 3")
 SPANS = (Span(0, 100, 100), Span(1, 306, 4), Span(2, 17))
 MUTANTS = {
     "sees the next token": ("tile.h", "row / w->group + 1;", "row / w->group + 2;"),
@@ -127,14 +128,7 @@ def test_mutant(mutant: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     best = library.isas[0]
     flags = build.isa_flags()[best]
     monkeypatch.setattr(build, "isa_flags", lambda: {best: flags})
-    for path in (*build.HERE.glob("*.c"), *build.HERE.glob("*.h")):
-        shutil.copy(path, tmp_path)
-    if mutant is not None:
-        name, old, new = (MUTANTS | PRODUCT_MUTANTS)[mutant]
-        text = (tmp_path / name).read_text()
-        assert text.count(old) == 1
-        (tmp_path / name).write_text(text.replace(old, new))
-    changed = open_library(tmp_path)
+    changed = built_with(tmp_path, *(MUTANTS | PRODUCT_MUTANTS | {None: UNTOUCHED})[mutant])
     assert is_right(changed) == (mutant not in MUTANTS)
     assert products_are_right(changed) == (mutant not in PRODUCT_MUTANTS)
 
@@ -143,15 +137,10 @@ def test_machines_without_vnni_give_the_same_bits(tmp_path: Path) -> None:
     """Sums of whole products are exact, by one instruction or by two."""
     library = load()
     assert library is not None
-    for path in (*build.HERE.glob("*.c"), *build.HERE.glob("*.h")):
-        shutil.copy(path, tmp_path)
-    text = (tmp_path / "cpu.c").read_text()
-    asks = '__builtin_cpu_supports("avx512vnni") != 0'
-    assert text.count(asks) == 1
-    (tmp_path / "cpu.c").write_text(text.replace(asks, "0"))
+    without = built_with(tmp_path, "cpu.c", '__builtin_cpu_supports("avx512vnni") != 0', "0")
     random = torch.Generator().manual_seed(0)
     weight, x = torch.randn(200, 577, generator=random), torch.randn(30, 577, generator=random)
     for isa in library.isas:
         for form in ("int8", "int16"):
-            one, other = (NativeLinear(weight, None, each, isa, form)(x) for each in (library, open_library(tmp_path)))
+            one, other = (NativeLinear(weight, None, each, isa, form)(x) for each in (library, without))
             assert torch.equal(one, other)
